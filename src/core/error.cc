@@ -10,7 +10,7 @@ namespace {
 
 std::string compose(const ErrorInfo& info, const std::string& message) {
   std::string text = "tandem: " + std::string(name(info.code)) + ": " + message;
-  const auto add = [&text, separator = " ["](const std::string& fact) mutable {
+  auto add = [&text, separator = " ["](const std::string& fact) mutable {
     text += separator + fact;
     separator = ", ";
   };
