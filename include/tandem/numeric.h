@@ -118,7 +118,8 @@ TANDEM_HOST_DEVICE constexpr float8_e4m3 to_float8_e4m3(float value) {
 // infinite): max(amax, 1e-4) / 448, for the power-of-two formats rounded up to a power of two.
 // `quantise` is the factor that x is multiplied by before to_float8_e4m3; `dequantise` is what the
 // receiver multiplies by and what travels. A group with a NaN or an infinity has a NaN or infinite
-// scale, so that every value of it dequantises to NaN, and no other group is touched.
+// scale, so that every value of it dequantises to NaN (0 * infinity, or a NaN factor), and no other
+// group is touched. In any other group |x| * quantise stays below 464, from where e4m3 saturates.
 struct Fp8Scale {
   float quantise;
   float dequantise;
@@ -132,7 +133,7 @@ TANDEM_HOST_DEVICE constexpr Fp8Scale fp8_scale(float amax, Format format) {
   const float scale = floored / kFp8Max;
   if (format == Format::kFp8) return {kFp8Max / floored, scale};
   const std::uint32_t scale_bits = std::bit_cast<std::uint32_t>(scale);
-  if (scale_bits >= 0x7f800000U) return {scale, scale};
+  if (scale_bits >= 0x7f800000U) return {1.0F / scale, scale};  // 0 or NaN, as in kFp8
   const float power = std::bit_cast<float>((scale_bits + 0x7fffffU) & 0x7f800000U);
   return {1.0F / power, power};
 }
