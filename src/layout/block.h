@@ -29,6 +29,7 @@ struct Capacity {
   std::int32_t num_arrival_words = 1;  // words that one source signals its rows' arrival with
   std::int64_t dispatch_pitch = 16;    // widest row of a dispatch
   std::int64_t combine_pitch = 16;     // widest row of a combine
+  std::int64_t rows = 1;               // that a dispatch's result may take on one rank
   std::int64_t view_rows = 0;          // 0: no packed dispatch
   std::int64_t landing_rows = 0;       // 0: no slotted dispatch
   std::int64_t combine_rows = 0;       // 0: no combine

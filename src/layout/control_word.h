@@ -61,7 +61,7 @@ TANDEM_HOST_DEVICE constexpr Header decode_header(std::uint32_t value) {
 enum class Argument : int {
   kMaxTokens = 0,  // M of the call (dispatch); epoch of the handle's dispatch (combine)
   kShape = 1,
-  kRowAlignment = 2,  // dispatch, packed layout; 0 otherwise
+  kAlignment = 2,  // dispatch, packed layout; 0 otherwise
 };
 inline constexpr int kNumArguments = 3;
 
