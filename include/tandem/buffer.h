@@ -52,7 +52,7 @@ struct BufferOptions {
 
   // Rank that owns each expert, [E]. Empty: contiguous, as even as possible, the first E % R ranks
   // owning one more. A rank may own none. Local experts are numbered in the order of their ids.
-  std::vector<int> expert_owners;
+  std::vector<int> expert_owners = {};
 
   // What the buffer is for. Regions of memory that the options exclude are not allocated.
   bool packed_placement = true;
@@ -121,8 +121,8 @@ struct DispatchOptions {
   // kSlotted placement: where the receive phase puts rows and, for fp8, scales. Shapes as those of
   // DispatchResult, rows without gaps inside; refused with kPacked placement, required with
   // kSlotted.
-  TensorView recv_x;
-  TensorView recv_scales;
+  TensorView recv_x = {};
+  TensorView recv_scales = {};
 
   void* stream = nullptr;  // CUDA: a cudaStream_t
   int num_sms = 0;         // CUDA: 0: the buffer's

@@ -24,12 +24,12 @@ struct Problem {
   int hidden = 1;
   int topk = 1;
   int max_tokens = 1;              // M of the call
-  std::vector<int> expert_owners;  // [E]; empty: contiguous, as even as possible
+  std::vector<int> expert_owners = {};  // [E]; empty: contiguous, as even as possible
   DType x_dtype = DType::kBFloat16;
   Format format = Format::kBFloat16;
   Layout layout = Layout::kPadded;
   int row_alignment = 1;
-  std::vector<RankInput> ranks;  // [R]
+  std::vector<RankInput> ranks = {};  // [R]
 };
 
 // What one rank must receive. Rows are numbered as in DispatchResult::x taken as [rows, H]; rows
