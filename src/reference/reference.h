@@ -23,7 +23,7 @@ struct Problem {
   int num_experts = 1;
   int hidden = 1;
   int topk = 1;
-  int max_tokens = 1;              // M of the call
+  int max_tokens = 1;                   // M of the call
   std::vector<int> expert_owners = {};  // [E]; empty: contiguous, as even as possible
   DType x_dtype = DType::kBFloat16;
   Format format = Format::kBFloat16;
