@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "layout/row.h"
@@ -29,13 +30,23 @@ void finish_streaming();
 // aligned beyond its dtype; `out` is 16-byte aligned and has row.pitch() bytes.
 void encode_row(const void* x, DType x_dtype, const layout::RowShape& row, std::byte* out);
 
+// encode_row to each of `destinations`, reading x and computing once: how a token reaches its K
+// rows. kStreaming as in copy_bytes; fp8 rows are written with ordinary stores whatever `kind`
+// says.
+void scatter_row(const void* x, DType x_dtype, const layout::RowShape& row,
+                 std::span<std::byte* const> destinations, StoreKind kind);
+
 // out[h] = cast(sum over k of weights[k] * rows[k][h]), products and sums in float32, each rounded,
 // from +0 in the order of k; no rows give zeros. `dtype` is that of rows and out: bf16, fp16 or
 // fp32. rows are 16-byte aligned, out is aligned to its dtype only.
 void combine_row(std::span<const std::byte* const> rows, std::span<const float> weights,
                  DType dtype, int hidden, std::byte* out);
 
-// Names of the SIMD targets compiled in, the one in use first.
+// Names of the SIMD targets that were compiled in and that this CPU has, the one in use first.
 std::vector<std::string> simd_targets();
+
+// Takes another of simd_targets() into use, for tests and comparisons; not while other threads are
+// at work. False, and no change, for a name that is not among them.
+bool use_simd_target(std::string_view target_name);
 
 }  // namespace tandem::cpu
