@@ -1,0 +1,45 @@
+// A failure that one rank tells the others about, so that all of them throw the same error: the
+// facts and the bare message of an Error, before its constructor composes the text.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/bootstrap.h"
+#include "tandem/error.h"
+
+namespace tandem::runtime {
+
+struct Failure {
+  ErrorInfo info;
+  std::string message;
+
+  [[noreturn]] void raise(std::source_location where = std::source_location::current()) const {
+    throw Error(info, message, where);
+  }
+};
+
+// A failure of set-up: phase kSetup, no operation.
+Failure setup_failure(ErrorCode code, int peer, std::string message);
+
+// kTimeout of a set-up exchange that lacks `missing`, named in the message; `what` says what they
+// did not come to.
+Failure missing_ranks_failure(std::span<const int> missing, int size, const std::string& what,
+                              std::chrono::nanoseconds waited, std::chrono::nanoseconds limit);
+
+// "rank 3", "ranks 0, 2 and 5"; the first 16 and the number of the others if there are many.
+std::string list_ranks(std::span<const int> ranks);
+
+// For the bootstrap's messages. decode refuses what encode cannot have written: nullopt.
+std::vector<std::byte> encode(const Failure& failure);
+std::optional<Failure> decode_failure(std::span<const std::byte> bytes);
+
+// Collective: every rank says whether its part of a step went well. If one did not, all ranks throw
+// the failure of the lowest rank that failed.
+void agree(Bootstrap& bootstrap, const std::optional<Failure>& own);
+
+}  // namespace tandem::runtime

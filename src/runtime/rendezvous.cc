@@ -1,0 +1,495 @@
+// How processes of one host find each other: rank 0 listens on an abstract Unix-domain socket, the
+// others connect and present themselves, and when all have come rank 0 stops listening and welcomes
+// them. The kernel vouches for the user at the other end, on both sides.
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "runtime/socket_bootstrap.h"
+#include "runtime/thread_bootstrap.h"
+
+namespace tandem::runtime {
+namespace {
+
+using std::chrono::milliseconds;
+
+// After a contradiction rank 0 stays this long to tell those who are about to come.
+constexpr milliseconds kLinger{1000};
+// How much longer than its deadline a member waits for what rank 0 has to say.
+constexpr milliseconds kVerdictGrace{2000};
+// How long rank 0 tries to tell a peer that does not read.
+constexpr milliseconds kTellTimeout{200};
+// Connections that have not said who they are; more have to queue.
+constexpr std::size_t kMaxStrangers = 256;
+
+struct Hello {
+  std::uint32_t version;
+  std::int32_t rank;
+  std::int32_t size;
+  std::uint32_t padding;
+};
+
+struct Welcome {
+  // To ranks of rank 0's own process: a std::shared_ptr<ThreadGroup>* that becomes the receiver's.
+  // Otherwise 0.
+  std::uint64_t group;
+};
+
+std::uint64_t fnv1a(std::string_view text, std::uint64_t hash) {
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return hash;
+}
+
+std::string hexadecimal(std::uint64_t value) {
+  std::string text(16, '0');
+  for (int digit = 15; digit >= 0; --digit, value >>= 4)
+    text[digit] = "0123456789abcdef"[value & 15];
+  return text;
+}
+
+struct Address {
+  sockaddr_un socket{};
+  socklen_t length = 0;
+};
+
+// "\0tandem.<uid>.<name>", with a digest in place of a name that is too long.
+Address address_of(const std::string& name) {
+  constexpr std::size_t kLongestPlainName = 64;
+  std::string text = "tandem." + std::to_string(::geteuid()) + ".";
+  if (name.size() <= kLongestPlainName) {
+    text += name;
+  } else {
+    text += name.substr(0, 32) + "#" + hexadecimal(fnv1a(name, 0xcbf29ce484222325U)) +
+            hexadecimal(fnv1a(name, 0x9e3779b97f4a7c15U));
+  }
+  Address address;
+  address.socket.sun_family = AF_UNIX;
+  std::memcpy(address.socket.sun_path + 1, text.data(), text.size());
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  return address;
+}
+
+Descriptor make_socket() {
+  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) {
+    throw Error(ErrorCode::kResource,
+                std::string("cannot create a socket: ") + std::strerror(errno));
+  }
+  return socket;
+}
+
+// What both sides know of a meeting.
+struct Meeting {
+  std::string name;
+  int rank;
+  int size;
+  milliseconds timeout;
+  Deadline::Clock::time_point start = Deadline::Clock::now();
+  Deadline deadline = Deadline::after(timeout);
+
+  [[nodiscard]] std::string what() const { return "the rendezvous '" + name + "'"; }
+  [[nodiscard]] Failure missing(std::span<const int> ranks) const {
+    return missing_ranks_failure(ranks, size, what(), Deadline::Clock::now() - start, timeout);
+  }
+  [[nodiscard]] FrameHeader header(FrameKind kind) const {
+    return {.magic = kFrameMagic,
+            .kind = kind,
+            .exchange = 0,
+            .rank = static_cast<std::uint32_t>(rank),
+            .round = 0,
+            .deadline_ns = deadline.nanoseconds(),
+            .length = 0};
+  }
+};
+
+template <typename T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+// The listening side.
+class Host {
+ public:
+  Host(Meeting meeting, Descriptor listener)
+      : meeting_(std::move(meeting)),
+        listener_(std::move(listener)),
+        members_(static_cast<std::size_t>(meeting_.size)) {}
+
+  std::shared_ptr<Bootstrap> gather() {
+    while (num_members_ < meeting_.size - 1) {
+      if (!step(meeting_.deadline)) {
+        std::vector<int> missing;
+        for (int rank = 1; rank < meeting_.size; ++rank) {
+          if (!members_[rank]) missing.push_back(rank);
+        }
+        fail(meeting_.missing(missing));
+      }
+    }
+    // The name is free again before anybody can act on the welcome.
+    listener_.reset();
+    strangers_.clear();
+    return welcome();
+  }
+
+ private:
+  // Waits for one event and handles it; false if the deadline passed.
+  bool step(const Deadline& deadline) {
+    std::vector<pollfd> entries;
+    entries.push_back({.fd = strangers_.size() < kMaxStrangers ? listener_.get() : -1,
+                       .events = POLLIN,
+                       .revents = 0});
+    for (const Channel& stranger : strangers_) {
+      entries.push_back({.fd = stranger.fd(), .events = POLLIN, .revents = 0});
+    }
+    const std::size_t first_member = entries.size();
+    for (const Channel& member : members_) {
+      entries.push_back({.fd = member.fd(), .events = POLLIN, .revents = 0});
+    }
+    const int num_ready = ::poll(entries.data(), entries.size(), deadline.poll_timeout());
+    if (num_ready <= 0) return !deadline.passed();
+
+    for (std::size_t rank = 1; rank < members_.size(); ++rank) {
+      if (entries[first_member + rank].revents != 0) hear_member(static_cast<int>(rank));
+    }
+    // From the back, so that removing one leaves the positions of the others to come.
+    for (std::size_t i = strangers_.size(); i-- > 0;) {
+      if (entries[1 + i].revents != 0) hear_stranger(i);
+    }
+    if (entries[0].revents != 0) accept_strangers();
+    return true;
+  }
+
+  void accept_strangers() {
+    while (strangers_.size() < kMaxStrangers) {
+      Channel stranger(
+          Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+      if (!stranger) {
+        const bool exhausted =
+            errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+        if (exhausted && !failure_) {
+          fail(setup_failure(
+              ErrorCode::kResource, 0,
+              std::string("rank 0 cannot accept a connection: ") + std::strerror(errno)));
+        }
+        return;
+      }
+      const auto peer = stranger.peer();
+      if (!peer || peer->user != ::geteuid()) continue;  // another user's: closed
+      stranger.set_max_payload(sizeof(Hello));
+      strangers_.push_back(std::move(stranger));
+    }
+  }
+
+  void hear_stranger(std::size_t index) {
+    Frame frame;
+    const ChannelState state = strangers_[index].receive(frame);
+    if (state == ChannelState::kPending) return;
+    Channel stranger = std::move(strangers_[index]);
+    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(index));
+    if (state == ChannelState::kClosed) return;
+    if (state == ChannelState::kGarbled || frame.header.kind != FrameKind::kHello ||
+        frame.payload.size() != sizeof(Hello)) {
+      // No rank of ours: it is told so and forgotten, and the others go on.
+      tell(stranger, setup_failure(ErrorCode::kInvalidArgument, -1,
+                                   "this is no message that ranks of Tandem greet with"));
+      return;
+    }
+    Hello hello;
+    std::memcpy(&hello, frame.payload.data(), sizeof hello);
+    if (failure_) {
+      tell(stranger, *failure_);
+      note_told(hello.rank);
+      return;
+    }
+    if (auto failure = contradiction(hello)) {
+      tell(stranger, *failure);
+      note_told(hello.rank);
+      fail(std::move(*failure));
+    }
+    meeting_.deadline =
+        meeting_.deadline.earlier_of(Deadline::from_nanoseconds(frame.header.deadline_ns));
+    stranger.set_max_payload(kMaxMessageBytes);
+    if (stranger.send(meeting_.header(FrameKind::kAccepted), {}, -1, meeting_.deadline) !=
+        ChannelState::kFrame) {
+      return;
+    }
+    members_[hello.rank] = std::move(stranger);
+    ++num_members_;
+  }
+
+  // A member has nothing to say before its welcome, except that it gives up.
+  void hear_member(int rank) {
+    Frame frame;
+    switch (members_[rank].receive(frame)) {
+      case ChannelState::kPending:
+        return;
+      case ChannelState::kFrame:
+        if (frame.header.kind == FrameKind::kFailure) {
+          if (auto failure = decode_failure(frame.payload)) fail(std::move(*failure));
+        }
+        break;
+      case ChannelState::kClosed:
+      case ChannelState::kGarbled:
+        break;
+    }
+    std::string process;
+    if (const auto peer = members_[rank].peer()) {
+      process = " (process " + std::to_string(peer->process) + ")";
+    }
+    fail(setup_failure(
+        ErrorCode::kPeerLost, rank,
+        "rank " + std::to_string(rank) + process + " left " + meeting_.what() + " before its end"));
+  }
+
+  [[nodiscard]] std::optional<Failure> contradiction(const Hello& hello) const {
+    const std::string who = "rank " + std::to_string(hello.rank);
+    Failure failure = setup_failure(ErrorCode::kInvalidArgument, hello.rank, "");
+    if (hello.version != kProtocolVersion) {
+      failure.info.code = ErrorCode::kMismatch;
+      failure.info.expected = kProtocolVersion;
+      failure.info.seen = hello.version;
+      failure.message = who + " speaks version " + std::to_string(hello.version) +
+                        " of the protocol, rank 0 version " + std::to_string(kProtocolVersion);
+    } else if (hello.size != meeting_.size) {
+      failure.info.expected = meeting_.size;
+      failure.info.seen = hello.size;
+      failure.message = who + " says that there are " + std::to_string(hello.size) +
+                        " ranks, rank 0 says " + std::to_string(meeting_.size) + ", in " +
+                        meeting_.what();
+    } else if (hello.rank < 0 || hello.rank >= meeting_.size) {
+      failure.info.expected = meeting_.size - 1;
+      failure.info.seen = hello.rank;
+      failure.message =
+          who + " is outside [0, " + std::to_string(meeting_.size) + "), in " + meeting_.what();
+    } else if (hello.rank == 0 || members_[hello.rank]) {
+      failure.message = "two processes say that they are " + who + " of " + meeting_.what();
+    } else {
+      return {};
+    }
+    return failure;
+  }
+
+  void tell(Channel& channel, const Failure& failure) const {
+    static_cast<void>(channel.send(meeting_.header(FrameKind::kFailure), encode(failure), -1,
+                                   Deadline::after(kTellTimeout)));
+  }
+
+  void note_told(int rank) {
+    if (rank > 0 && rank < meeting_.size) told_[rank] = true;
+  }
+
+  // Tells everybody who has come and, for a while, those who come now: a rank that starts a little
+  // later learns the same instead of waiting for its own timeout.
+  [[noreturn]] void fail(Failure failure) {
+    const bool missing_ones_were_waited_for = failure.info.code == ErrorCode::kTimeout;
+    failure_ = std::move(failure);
+    for (int rank = 1; rank < meeting_.size; ++rank) {
+      if (!members_[rank]) continue;
+      tell(members_[rank], *failure_);
+      note_told(rank);
+      members_[rank].close();
+    }
+    if (!missing_ones_were_waited_for) {
+      const Deadline linger = Deadline::after(kLinger);
+      while (std::count(told_.begin() + 1, told_.end(), false) > 0 && !linger.passed()) {
+        step(linger);
+      }
+    }
+    failure_->raise();
+  }
+
+  std::shared_ptr<Bootstrap> welcome() {
+    const bool one_process =
+        std::all_of(members_.begin() + 1, members_.end(), [](const Channel& member) {
+          const auto peer = member.peer();
+          return peer && peer->process == ::getpid();
+        });
+    const auto group = one_process ? std::make_shared<ThreadGroup>(meeting_.size) : nullptr;
+    for (int rank = 1; rank < meeting_.size; ++rank) {
+      // The receiver's to delete. It is lost only if that thread gave up in this very moment.
+      auto* const handed =
+          one_process ? new std::shared_ptr<ThreadGroup>(group) : nullptr;  // NOLINT
+      const Welcome message{.group = reinterpret_cast<std::uintptr_t>(handed)};
+      if (members_[rank].send(meeting_.header(FrameKind::kWelcome), bytes_of(message), -1,
+                              meeting_.deadline) != ChannelState::kFrame) {
+        delete handed;
+      }
+    }
+    if (one_process) return std::make_shared<ThreadBootstrap>(group, 0, meeting_.timeout);
+    return std::make_shared<SocketBootstrap>(0, meeting_.size, meeting_.timeout,
+                                             std::move(members_));
+  }
+
+  Meeting meeting_;
+  Descriptor listener_;
+  std::vector<Channel> strangers_;  // connected, not yet known
+  std::vector<Channel> members_;    // by rank; rank 0's stays empty
+  int num_members_ = 0;
+  std::optional<Failure> failure_;
+  std::vector<bool> told_ = std::vector<bool>(static_cast<std::size_t>(meeting_.size), false);
+};
+
+// A connection to whoever listens under the name; empty if nobody does at the moment.
+Channel try_connect(const Meeting& meeting, const Address& address) {
+  Descriptor socket = make_socket();
+  const auto* const generic = reinterpret_cast<const sockaddr*>(&address.socket);
+  if (::connect(socket.get(), generic, address.length) != 0) {
+    if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
+    throw Error(ErrorCode::kResource,
+                "cannot connect to " + meeting.what() + ": " + std::strerror(errno));
+  }
+  Channel channel(std::move(socket));
+  const auto peer = channel.peer();
+  if (!peer || peer->user != ::geteuid()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                meeting.what() + " is held by another user" +
+                    (peer ? " (uid " + std::to_string(peer->user) + ")" : "") +
+                    "; choose another name");
+  }
+  return channel;
+}
+
+// Presents this rank to whoever listens; returns the channel if it was accepted. Empty: nobody
+// there, or gone before it had heard us; try again.
+Channel try_join(const Meeting& meeting, const Address& address) {
+  Channel channel = try_connect(meeting, address);
+  if (!channel) return {};
+  const Hello hello{
+      .version = kProtocolVersion, .rank = meeting.rank, .size = meeting.size, .padding = 0};
+  channel.set_max_payload(std::uint64_t{1} << 16);
+  // Even if it is gone, what it said last may be there to read.
+  static_cast<void>(
+      channel.send(meeting.header(FrameKind::kHello), bytes_of(hello), -1, meeting.deadline));
+  Frame frame;
+  if (channel.receive_until(frame, meeting.deadline) != ChannelState::kFrame) return {};
+  if (frame.header.kind == FrameKind::kFailure) {
+    if (const auto failure = decode_failure(frame.payload)) failure->raise();
+  }
+  if (frame.header.kind != FrameKind::kAccepted) {
+    throw Error(ErrorCode::kMismatch, meeting.what() + " is held by something else than Tandem");
+  }
+  return channel;
+}
+
+// Between attempts to connect: nothing tells when a name comes into being.
+class Backoff {
+ public:
+  void wait() {
+    std::this_thread::sleep_for(pause_);
+    pause_ = std::min(pause_ * 2, milliseconds(20));
+  }
+
+ private:
+  milliseconds pause_{1};
+};
+
+std::shared_ptr<Bootstrap> join_as_member(const Meeting& meeting) {
+  const Address address = address_of(meeting.name);
+  const int root[] = {0};
+  Channel channel;
+  for (Backoff backoff; !(channel = try_join(meeting, address)); backoff.wait()) {
+    if (meeting.deadline.passed()) meeting.missing(root).raise();
+  }
+  Frame frame;
+  switch (channel.receive_until(frame, meeting.deadline.extended_by(kVerdictGrace))) {
+    case ChannelState::kPending:
+      meeting.missing(root).raise();
+    case ChannelState::kClosed:
+    case ChannelState::kGarbled:
+      setup_failure(ErrorCode::kPeerLost, 0, "rank 0 left " + meeting.what() + " before its end")
+          .raise();
+    case ChannelState::kFrame:
+      break;
+  }
+  if (frame.header.kind == FrameKind::kFailure) {
+    if (const auto failure = decode_failure(frame.payload)) failure->raise();
+  }
+  Welcome welcome;
+  if (frame.header.kind != FrameKind::kWelcome || frame.payload.size() != sizeof welcome) {
+    throw Error(ErrorCode::kMismatch, "rank 0 sent no welcome to " + meeting.what());
+  }
+  std::memcpy(&welcome, frame.payload.data(), sizeof welcome);
+  if (welcome.group != 0) {
+    // Only our own process can mean an address of ours, and the kernel says whether it is.
+    const auto peer = channel.peer();
+    if (!peer || peer->process != ::getpid()) {
+      throw Error(ErrorCode::kMismatch, "rank 0 sent the welcome of another process");
+    }
+    const std::unique_ptr<std::shared_ptr<ThreadGroup>> group(
+        reinterpret_cast<std::shared_ptr<ThreadGroup>*>(welcome.group));
+    return std::make_shared<ThreadBootstrap>(*group, meeting.rank, meeting.timeout);
+  }
+  std::vector<Channel> channels;
+  channels.push_back(std::move(channel));
+  return std::make_shared<SocketBootstrap>(meeting.rank, meeting.size, meeting.timeout,
+                                           std::move(channels));
+}
+
+std::shared_ptr<Bootstrap> host(Meeting meeting) {
+  const Address address = address_of(meeting.name);
+  const auto* const generic = reinterpret_cast<const sockaddr*>(&address.socket);
+  for (Backoff backoff;; backoff.wait()) {
+    Descriptor listener = make_socket();
+    if (::bind(listener.get(), generic, address.length) == 0) {
+      if (::listen(listener.get(), 4096) != 0) {
+        throw Error(ErrorCode::kResource,
+                    "cannot listen for " + meeting.what() + ": " + std::strerror(errno));
+      }
+      return Host(std::move(meeting), std::move(listener)).gather();
+    }
+    if (errno != EADDRINUSE) {
+      throw Error(ErrorCode::kResource,
+                  "cannot open " + meeting.what() + ": " + std::strerror(errno));
+    }
+    // Another rank 0 holds the name: it tells us, and its group, that this is a contradiction.
+    // Unless it is just done with the name; then we try again.
+    static_cast<void>(try_join(meeting, address));
+    if (meeting.deadline.passed()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  meeting.what() + " is in use by another group of processes");
+    }
+  }
+}
+
+}  // namespace
+
+std::string random_rendezvous_name() {
+  std::uint64_t random[2] = {};
+  if (::getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) {
+    throw Error(ErrorCode::kResource,
+                std::string("no random bytes for a name: ") + std::strerror(errno));
+  }
+  return hexadecimal(random[0]) + hexadecimal(random[1]);
+}
+
+std::shared_ptr<Bootstrap> connect_by_name(const std::string& name, int rank, int size,
+                                           milliseconds timeout) {
+  if (size < 1 || size > kMaxRanks) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "size is " + std::to_string(size) + ", must be from 1 to " + std::to_string(kMaxRanks));
+  }
+  if (rank < 0 || rank >= size) {
+    throw Error(ErrorCode::kInvalidArgument, "rank is " + std::to_string(rank) +
+                                                 ", must be in [0, " + std::to_string(size) + ")");
+  }
+  if (timeout <= milliseconds::zero()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "timeout is " + std::to_string(timeout.count()) + " ms, must be positive");
+  }
+  if (name.empty()) throw Error(ErrorCode::kInvalidArgument, "the rendezvous name is empty");
+  if (size == 1) {
+    return std::make_shared<ThreadBootstrap>(std::make_shared<ThreadGroup>(1), 0, timeout);
+  }
+  Meeting meeting{.name = name, .rank = rank, .size = size, .timeout = timeout};
+  return rank == 0 ? host(std::move(meeting)) : join_as_member(meeting);
+}
+
+}  // namespace tandem::runtime
