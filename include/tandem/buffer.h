@@ -66,7 +66,7 @@ struct BufferOptions {
   // written.
   std::int64_t capacity_rows = 0;
 
-  // The longest any wait may take. kForever: no limit.
+  // The longest any wait may take; may differ per rank. kForever: no limit.
   static constexpr std::chrono::nanoseconds kForever = std::chrono::nanoseconds::max();
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
 
@@ -208,7 +208,7 @@ class Buffer {
   void check();
 
  private:
-  std::unique_ptr<runtime::BufferState> state_;
+  std::shared_ptr<runtime::BufferState> state_;  // shared with hooks, which find out if it is gone
 };
 
 }  // namespace tandem

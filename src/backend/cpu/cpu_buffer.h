@@ -1,0 +1,136 @@
+// One rank's end of a buffer on the CPU: the protocol of docs/design.md over shared memory.
+// cpu_buffer.cc has what both operations share (entering, waiting, publishing), dispatch.cc and
+// combine.cc the two operations.
+//
+// Thread safety: one caller at a time; peers act on the same memory at any time.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/cpu/row_ops.h"
+#include "backend/cpu/waiter.h"
+#include "backend/cpu/workers.h"
+#include "core/receive_plan.h"
+#include "core/routing_plan.h"
+#include "layout/block.h"
+#include "runtime/backend.h"
+#include "runtime/symmetric_memory.h"
+
+namespace tandem::cpu {
+
+using layout::Epoch;
+using layout::Word;
+
+class CpuBuffer final : public runtime::BackendBuffer {
+ public:
+  CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap, const runtime::BufferPlan& plan);
+
+  void dispatch(const runtime::DispatchCall& call, runtime::Stage stage) override;
+  void combine(const runtime::CombineCall& call, runtime::Stage stage) override;
+  void acquire_combine_half(int half) override;
+  [[nodiscard]] std::byte* own_block() override { return memory_.block(plan_.rank); }
+  [[nodiscard]] runtime::HandleArrays handle_arrays(int half) override;
+  void check() override {}  // errors have been thrown where they happened
+
+ private:
+  // What belongs to the dispatch that took a half, until another takes it.
+  struct Half {
+    Epoch dispatch_epoch = 0;
+    std::optional<Epoch> combine_epoch;       // of the last combine that used the half (rule 2)
+    std::vector<core::Selection> selections;  // [T * K]
+    std::vector<std::int32_t> sent;           // [E]: this rank's rows for each expert
+    std::vector<std::int64_t> begin;          // [E]: row on its owner of this rank's slot 0
+    std::vector<std::int32_t> counts;         // the handle's arrays
+    std::vector<std::int64_t> offsets;
+    std::vector<std::int64_t> ranges;
+    std::vector<std::int32_t> source_tokens;
+  };
+
+  using Arguments = std::uint32_t[layout::kNumArguments];
+
+  // Where a peer's rows and source tokens of the dispatch at hand begin.
+  struct Region {
+    std::byte* rows;
+    std::int32_t* sources;
+  };
+
+  // An operation at work: what its waits and errors speak of.
+  struct Context {
+    Operation operation;
+    Epoch epoch;
+  };
+
+  // --- cpu_buffer.cc ---
+  [[nodiscard]] std::byte* block(int rank) const { return memory_.block(rank); }
+  [[nodiscard]] std::atomic_ref<Word> word(int rank, std::int64_t offset) const {
+    return std::atomic_ref<Word>(*reinterpret_cast<Word*>(block(rank) + offset));
+  }
+  void ring_all();
+
+  // Rule 1: waits until every peer has completed epoch - 2.
+  void enter(const Context& context);
+  // Publishes header and arguments to every peer; `counts` (dispatch) go before them.
+  void publish_header(const Context& context, int half, const Arguments& arguments,
+                      std::span<const std::int32_t> counts);
+  // Waits for the headers of `peers` and checks that they agree with this rank's.
+  void await_headers(const Context& context, Phase phase, std::span<const int> peers,
+                     const Arguments& arguments);
+  void await_arrived(const Context& context);
+  void await_completed(const Context& context, Phase phase, Epoch wanted);
+  void publish_arrived(const Context& context);
+  void publish_completed(const Context& context);
+  // Waits until ready(peer) for all of `peers`; `seen(peer)` is the epoch that an error reports.
+  template <typename Ready, typename Seen>
+  void await(const Context& context, Phase phase, Epoch wanted, std::span<const int> peers,
+             Ready ready, Seen seen);
+  void require_same(const Context& context, Phase phase, int peer, const Arguments& arguments);
+
+  // --- dispatch.cc ---
+  void send_dispatch(const runtime::DispatchCall& call, const Context& context);
+  void receive_dispatch(const runtime::DispatchCall& call, const Context& context);
+  [[nodiscard]] core::ReceiveShape shape_of(const runtime::DispatchCall& call) const;
+  void plan_received(const runtime::DispatchCall& call, const Context& context);
+  void write_rows(const runtime::DispatchCall& call, const Context& context,
+                  std::span<const std::int64_t> begin);
+  void copy_landed_rows(const runtime::DispatchCall& call, const Context& context);
+  [[nodiscard]] StoreKind store_kind(std::int64_t num_bytes) const;
+
+  // --- combine.cc ---
+  void send_combine(const runtime::CombineCall& call, const Context& context);
+  void receive_combine(const runtime::CombineCall& call, const Context& context);
+  void stage_rows(const runtime::CombineCall& call);
+  void pull_rows(const runtime::CombineCall& call, const Context& context);
+  [[nodiscard]] std::span<const int> owners_of(const Half& half);
+  void fill_arguments(const runtime::CombineCall& call, Arguments& arguments) const;
+
+  runtime::BufferPlan plan_;
+  runtime::SymmetricMemory memory_;
+  Waiter waiter_;
+  Workers workers_;
+  std::array<Half, layout::kNumHalves> halves_;
+  std::vector<int> all_ranks_;                     // 0 .. R - 1
+  std::vector<core::Selection> selections_;        // scratch, swapped into the half
+  std::vector<std::int32_t> sent_;                 // the same
+  std::vector<Region> regions_;                    // [R] scratch of write_rows
+  std::vector<const std::byte*> combine_regions_;  // [R] scratch of pull_rows
+  std::vector<int> owners_;                        // scratch: ranks that this rank's tokens went to
+  std::vector<std::int32_t> count_matrix_;         // [R, E] of the dispatch at hand
+  std::vector<std::int64_t> landing_begin_;        // [E]: slotted: landing row of a source's slot 0
+  std::vector<std::vector<std::byte>> encoded_;    // by worker: one row in wire form
+  std::deque<Epoch> held_;                         // epochs sent and not yet received, oldest first
+  Epoch next_epoch_;
+};
+
+// How a dispatch's or a combine's arguments travel beside the header.
+void fill_arguments(const runtime::DispatchCall& call,
+                    std::uint32_t (&arguments)[layout::kNumArguments]);
+
+}  // namespace tandem::cpu

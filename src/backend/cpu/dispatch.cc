@@ -1,0 +1,237 @@
+// Dispatch on the CPU: slots, headers and counts, rows, arrival; and the receive phase.
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/cpu_buffer.h"
+#include "core/validation.h"
+#include "tandem/error.h"
+
+namespace tandem::cpu {
+namespace {
+
+// Rows that outgrow this many bytes in one dispatch are written past the cache.
+constexpr std::int64_t kStreamingBytes = std::int64_t{8} << 20;
+
+}  // namespace
+
+void fill_arguments(const runtime::DispatchCall& call,
+                    std::uint32_t (&arguments)[layout::kNumArguments]) {
+  arguments[static_cast<int>(layout::Argument::kMaxTokens)] =
+      static_cast<std::uint32_t>(call.max_tokens);
+  arguments[static_cast<int>(layout::Argument::kShape)] =
+      layout::encode(layout::ShapeArgument{.hidden = call.row.hidden,
+                                           .topk = call.topk,
+                                           .element = static_cast<std::uint32_t>(call.row.format),
+                                           .placement = call.placement,
+                                           .layout = call.layout});
+  arguments[static_cast<int>(layout::Argument::kAlignment)] =
+      static_cast<std::uint32_t>(call.row_alignment);
+}
+
+core::ReceiveShape CpuBuffer::shape_of(const runtime::DispatchCall& call) const {
+  return {.placement = call.placement,
+          .layout = call.layout,
+          .max_tokens = call.max_tokens,
+          .topk = call.topk,
+          .row_alignment = call.row_alignment,
+          .capacity_rows = plan_.block.capacity().rows};
+}
+
+StoreKind CpuBuffer::store_kind(std::int64_t num_bytes) const {
+  return num_bytes > kStreamingBytes ? StoreKind::kStreaming : StoreKind::kCached;
+}
+
+void CpuBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage) {
+  if (sends(stage)) {
+    // Into scratch first: a refused call must not harm the handle that still owns the half.
+    selections_.resize(std::size_t{static_cast<std::size_t>(call.num_tokens)} * call.topk);
+    const std::int64_t bad = core::assign_slots(call.topk_idx, selections_, sent_);
+    if (bad >= 0) core::refuse_index(bad, call.topk_idx, plan_.experts.num_experts());
+    Half& half = halves_[call.half];
+    half.selections.swap(selections_);
+    half.sent.swap(sent_);
+    const Context context{Operation::kDispatch, next_epoch_++};
+    half.dispatch_epoch = context.epoch;
+    send_dispatch(call, context);
+    held_.push_back(context.epoch);
+  }
+  if (receives(stage)) {
+    const Context context{Operation::kDispatch, held_.front()};
+    held_.pop_front();
+    receive_dispatch(call, context);
+  }
+}
+
+void CpuBuffer::send_dispatch(const runtime::DispatchCall& call, const Context& context) {
+  Half& half = halves_[call.half];
+  Arguments arguments;
+  tandem::cpu::fill_arguments(call, arguments);
+  enter(context);
+  publish_header(context, call.half, arguments, half.sent);
+  if (call.placement == Placement::kPacked) return;  // rows wait for the counts
+  // A source with too many rows for a rank writes none; all see why in the count matrix.
+  if (!core::plan_landing(half.sent, plan_.experts, shape_of(call), plan_.rank, landing_begin_)) {
+    write_rows(call, context, landing_begin_);
+  }
+  publish_arrived(context);
+}
+
+void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Context& context) {
+  Arguments arguments;
+  tandem::cpu::fill_arguments(call, arguments);
+  await_headers(context, Phase::kHeader, all_ranks_, arguments);
+  plan_received(call, context);
+  if (call.placement == Placement::kPacked) {
+    write_rows(call, context, halves_[call.half].begin);
+    publish_arrived(context);
+  }
+  await_arrived(context);
+  if (call.placement == Placement::kSlotted) copy_landed_rows(call, context);
+  publish_completed(context);
+}
+
+// Reads the count matrix, and from it where rows go and what comes. Refuses, on all ranks alike,
+// what does not fit.
+void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& context) {
+  const int parity = layout::parity(context.epoch);
+  const int num_experts = plan_.experts.num_experts();
+  const std::int64_t most = std::int64_t{call.max_tokens} * call.topk;
+  for (const int peer : all_ranks_) {
+    for (int expert = 0; expert < num_experts; ++expert) {
+      const Word count =
+          word(plan_.rank, plan_.block.count(parity, peer, expert)).load(std::memory_order_relaxed);
+      if (layout::epoch_of(count) != context.epoch || layout::value_of(count) > most) {
+        throw Error(ErrorInfo{.code = ErrorCode::kMismatch,
+                              .operation = context.operation,
+                              .epoch = context.epoch,
+                              .phase = Phase::kHeader,
+                              .peer = peer,
+                              .expected = most,
+                              .seen = layout::value_of(count)},
+                    "rank " + std::to_string(peer) + " published an impossible count for expert " +
+                        std::to_string(expert));
+      }
+      count_matrix_[std::size_t{static_cast<std::size_t>(peer)} * num_experts + expert] =
+          static_cast<std::int32_t>(layout::value_of(count));
+    }
+  }
+
+  Half& half = halves_[call.half];
+  const core::ReceiveShape shape = shape_of(call);
+  std::optional<core::Excess> excess =
+      core::plan_rows(count_matrix_, plan_.experts, shape, plan_.rank, half.begin,
+                      {half.counts, half.offsets, half.ranges});
+  for (int source = 0; !excess && call.placement == Placement::kSlotted && source < plan_.num_ranks;
+       ++source) {
+    excess = core::plan_landing(
+        std::span(count_matrix_)
+            .subspan(std::size_t{static_cast<std::size_t>(source)} * num_experts, num_experts),
+        plan_.experts, shape, source, landing_begin_);
+  }
+  if (!excess) return;
+  publish_completed(context);
+  core::refuse_capacity(*excess, context.epoch);
+}
+
+// Writes every selected row to its place: begin[expert] + slot in the owner's view or landing
+// region.
+void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& context,
+                           std::span<const std::int64_t> begin) {
+  const Half& half = halves_[call.half];
+  const int parity = layout::parity(context.epoch);
+  const bool packed = call.placement == Placement::kPacked;
+  const std::int64_t pitch = call.row.pitch();
+  const StoreKind stores = store_kind(static_cast<std::int64_t>(half.selections.size()) * pitch);
+
+  for (const int peer : all_ranks_) {
+    // The header was acquired in await_headers; a landing half follows from the epoch alone.
+    const int half_there =
+        packed ? layout::decode_header(
+                     layout::value_of(word(plan_.rank, plan_.block.header(parity, peer))
+                                          .load(std::memory_order_relaxed)))
+                     .half
+               : parity;
+    regions_[peer] = {block(peer) + (packed ? plan_.block.view_rows(half_there)
+                                            : plan_.block.landing_rows(half_there)),
+                      reinterpret_cast<std::int32_t*>(
+                          block(peer) + (packed ? plan_.block.view_sources(half_there)
+                                                : plan_.block.landing_sources(half_there)))};
+  }
+
+  const bool verbatim = !is_fp8(call.row.format);
+  const auto* const x = call.x.as<std::byte>();
+  const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
+  const auto value_bytes = static_cast<std::size_t>(verbatim ? call.row.value_bytes() : pitch);
+  workers_.run(call.num_tokens, [&](int worker, std::int64_t first, std::int64_t last) {
+    std::byte* const encoded = reinterpret_cast<std::byte*>(layout::round_up(
+        reinterpret_cast<std::intptr_t>(encoded_[worker].data()), layout::kRowAlignment));
+    for (std::int64_t token = first; token < last; ++token) {
+      const std::byte* source = nullptr;  // set when the first selection asks for it
+      for (int k = 0; k < call.topk; ++k) {
+        const core::Selection selection = half.selections[token * call.topk + k];
+        if (selection.expert < 0) continue;
+        if (source == nullptr) {
+          source = x + token * x_pitch;
+          if (!verbatim) {
+            encode_row(source, call.x.dtype, call.row, encoded);
+            source = encoded;
+          }
+        }
+        const Region& region = regions_[plan_.experts.owner(selection.expert)];
+        const std::int64_t row = begin[selection.expert] + selection.slot;
+        copy_bytes(region.rows + row * pitch, source, value_bytes, stores);
+        region.sources[row] = static_cast<std::int32_t>(token);
+      }
+    }
+    if (stores == StoreKind::kStreaming) finish_streaming();
+  });
+}
+
+// Slotted placement: from the landing region into the caller's tensors, in final order.
+void CpuBuffer::copy_landed_rows(const runtime::DispatchCall& call, const Context& context) {
+  Half& half = halves_[call.half];
+  const int parity = layout::parity(context.epoch);
+  const int num_ranks = plan_.num_ranks;
+  const std::span<const std::int32_t> experts = plan_.experts.experts_of(plan_.rank);
+  const auto num_runs = static_cast<std::int64_t>(experts.size()) * num_ranks;
+  const std::byte* const rows = own_block() + plan_.block.landing_rows(parity);
+  const auto* const sources =
+      reinterpret_cast<const std::int32_t*>(own_block() + plan_.block.landing_sources(parity));
+  const std::int64_t pitch = call.row.pitch();
+  const std::int64_t value_bytes = call.row.value_bytes();
+  const std::int64_t scale_bytes = 4 * std::int64_t{call.row.num_scales()};
+  const std::int64_t limit =
+      core::rows_per_source(call.max_tokens, call.topk, static_cast<std::int32_t>(experts.size()));
+  auto* const recv_x = call.recv_x.as<std::byte>();
+  auto* const recv_scales = call.recv_scales.as<std::byte>();
+  const StoreKind stores = store_kind(half.offsets.back() * value_bytes);
+
+  // One run = one (expert, source). Within a source, runs follow each other by expert.
+  workers_.run(num_runs, [&](int, std::int64_t first, std::int64_t last) {
+    for (std::int64_t run = first; run < last; ++run) {
+      const std::int64_t local = run / num_ranks;
+      const std::int64_t source = run % num_ranks;
+      const std::int64_t count = half.ranges[run] & 0xffffffff;
+      if (count == 0) continue;
+      std::int64_t landed = source * limit;
+      for (std::int64_t earlier = 0; earlier < local; ++earlier) {
+        landed += half.ranges[earlier * num_ranks + source] & 0xffffffff;
+      }
+      const std::int64_t row = half.offsets[local] + (half.ranges[run] >> 32);
+      std::memcpy(half.source_tokens.data() + row, sources + landed,
+                  static_cast<std::size_t>(count) * sizeof(std::int32_t));
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::byte* const from = rows + (landed + i) * pitch;
+        copy_bytes(recv_x + (row + i) * value_bytes, from, static_cast<std::size_t>(value_bytes),
+                   stores);
+        if (scale_bytes > 0) {
+          std::memcpy(recv_scales + (row + i) * scale_bytes, from + call.row.scales_offset(),
+                      static_cast<std::size_t>(scale_bytes));
+        }
+      }
+    }
+    if (stores == StoreKind::kStreaming) finish_streaming();
+  });
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,54 @@
+// The public Buffer: forwards to BufferState.
+#include "tandem/buffer.h"
+
+#include "runtime/buffer_state.h"
+
+namespace tandem {
+namespace {
+
+runtime::BufferState& require(const std::shared_ptr<runtime::BufferState>& state) {
+  if (state == nullptr) throw Error(ErrorCode::kInvalidArgument, "the buffer was moved from");
+  return *state;
+}
+
+}  // namespace
+
+Buffer::Buffer(const Communicator& communicator, const BufferOptions& options)
+    : state_(std::make_shared<runtime::BufferState>(communicator, options)) {}
+Buffer::~Buffer() = default;
+Buffer::Buffer(Buffer&&) noexcept = default;
+Buffer& Buffer::operator=(Buffer&&) noexcept = default;
+
+std::int64_t Buffer::size_bytes(const BufferOptions& options, int num_ranks) {
+  return runtime::make_plan(options, 0, num_ranks).block.size_bytes();
+}
+
+const BufferOptions& Buffer::options() const { return require(state_).plan().options; }
+int Buffer::rank() const { return require(state_).plan().rank; }
+int Buffer::num_ranks() const { return require(state_).plan().num_ranks; }
+int Buffer::num_local_experts() const { return require(state_).num_local_experts(); }
+
+std::vector<int> Buffer::local_experts() const {
+  const std::span<const std::int32_t> experts = require(state_).plan().experts.experts_of(rank());
+  return {experts.begin(), experts.end()};
+}
+
+std::int64_t Buffer::capacity_rows() const { return require(state_).plan().block.capacity().rows; }
+
+DispatchResult Buffer::dispatch(ConstTensorView x, ConstTensorView topk_idx,
+                                const DispatchOptions& options) {
+  return require(state_).dispatch(x, topk_idx, options);
+}
+
+TensorView Buffer::next_combine_buffer(const DispatchHandle& handle, DType dtype) {
+  return require(state_).next_combine_buffer(handle, dtype);
+}
+
+Hook Buffer::combine(ConstTensorView y, ConstTensorView topk_weights, const DispatchHandle& handle,
+                     TensorView out, const CombineOptions& options) {
+  return require(state_).combine(y, topk_weights, handle, out, options);
+}
+
+void Buffer::check() { require(state_).check(); }
+
+}  // namespace tandem

@@ -1,0 +1,241 @@
+#include "runtime/buffer_state.h"
+
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "core/validation.h"
+#include "runtime/agreement.h"
+
+namespace tandem::runtime {
+namespace {
+
+bool leaves_buffer_sound(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kCapacity:
+    case ErrorCode::kOrder:
+    case ErrorCode::kStaleHandle:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+BufferPlan make_plan(const BufferOptions& options, int rank, int num_ranks) {
+  core::validate(options, num_ranks);
+  const BackendInterface& interface = backend(options.backend);
+  core::ExpertMap experts = core::make_expert_map(options, num_ranks);
+  const layout::Capacity capacity =
+      core::make_capacity(options, experts, interface.num_arrival_words());
+  return {options, rank, num_ranks, std::move(experts), layout::Block(capacity)};
+}
+
+BufferState::BufferState(const Communicator& communicator, const BufferOptions& options)
+    : bootstrap_(communicator.bootstrap()) {
+  // A rank whose options are refused tells its peers, so that all fail at once instead of waiting.
+  plan_ = agree(*bootstrap_,
+                [&] { return make_plan(options, bootstrap_->rank(), bootstrap_->size()); });
+  require_same_options(*bootstrap_, options);
+  backend_ = backend(options.backend).make_buffer(bootstrap_, plan_);
+}
+
+void BufferState::require_sound() const {
+  if (!failure_) return;
+  ErrorInfo info = failure_->info();
+  info.code = ErrorCode::kFailedBuffer;
+  throw Error(info, "an earlier operation failed: " + std::string(failure_->what()));
+}
+
+template <typename Action>
+void BufferState::guarded(Action&& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (!leaves_buffer_sound(error.code())) failure_ = error;
+    throw;
+  }
+}
+
+template <typename Receive>
+Hook BufferState::make_hook(std::uint64_t operation, Receive receive) {
+  return Hook([weak = weak_from_this(), operation, receive = std::move(receive),
+               done = std::make_shared<bool>(false)] {
+    if (*done) return;
+    const std::shared_ptr<BufferState> self = weak.lock();
+    if (self == nullptr) throw Error(ErrorCode::kOrder, "the hook's buffer is gone");
+    self->require_sound();
+    self->sequence_.require_oldest(operation);
+    *done = true;
+    self->sequence_.record_received();  // also where it is refused: the operation is over
+    self->guarded([&] { receive(*self->backend_); });
+  });
+}
+
+DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensorView& topk_idx,
+                                     const DispatchOptions& options) {
+  require_sound();
+  const core::DispatchArguments arguments =
+      core::validate_dispatch(x, topk_idx, options, plan_.options, num_local_experts(),
+                              plan_.num_ranks, plan_.block.capacity());
+  const auto handle = std::make_shared<HandleState>();
+  handle->buffer = weak_from_this();
+  handle->dispatch = {sequence_.next_id(), sequence_.choose_half(options.return_hook)};
+  handle->rows = core::result_rows(options.layout, arguments.max_tokens, num_local_experts(),
+                                   plan_.num_ranks, plan_.block.capacity().rows);
+  handle->call = {.x = x,
+                  .topk_idx = topk_idx,
+                  .row = arguments.row,
+                  .num_tokens = arguments.num_tokens,
+                  .topk = arguments.topk,
+                  .max_tokens = arguments.max_tokens,
+                  .placement = arguments.placement,
+                  .layout = options.layout,
+                  .row_alignment = options.layout == Layout::kPacked ? options.row_alignment : 1,
+                  .half = handle->dispatch.half,
+                  .id = handle->dispatch.id,
+                  .recv_x = options.recv_x,
+                  .recv_scales = options.recv_scales,
+                  .stream = options.stream,
+                  .num_sms = options.num_sms};
+
+  guarded(
+      [&] { backend_->dispatch(handle->call, options.return_hook ? Stage::kSend : Stage::kBoth); });
+  const std::uint64_t operation =
+      sequence_.record_dispatch(handle->dispatch.half, options.return_hook);
+
+  DispatchResult result = make_result(handle);
+  if (options.return_hook) {
+    result.hook = make_hook(operation, [handle](BackendBuffer& end) {
+      handle->failed = true;
+      end.dispatch(handle->call, Stage::kReceive);
+      handle->failed = false;
+    });
+  }
+  return result;
+}
+
+DispatchResult BufferState::make_result(const std::shared_ptr<HandleState>& handle) const {
+  const DispatchCall& call = handle->call;
+  const HandleArrays arrays = backend_->handle_arrays(call.half);
+  const std::int64_t num_local = num_local_experts();
+  DispatchResult result;
+  result.handle = DispatchHandle(handle);
+  result.counts = view_of(arrays.counts, {num_local});
+  result.offsets = view_of(arrays.offsets, {num_local + 1});
+  result.ranges = view_of(arrays.ranges, {num_local, plan_.num_ranks});
+  if (call.placement == Placement::kSlotted) {
+    result.x = call.recv_x;
+    result.scales = call.recv_scales;
+    result.source_tokens = view_of(arrays.source_tokens, {handle->rows});
+    return result;
+  }
+  std::byte* const block = backend_->own_block();
+  std::byte* const rows = block + plan_.block.view_rows(call.half);
+  const auto shape = [&](std::byte* data, DType dtype, std::int64_t width) {
+    return core::result_view(data, dtype, width, call.row.pitch() / size_of(dtype), call.layout,
+                             static_cast<int>(num_local), handle->rows);
+  };
+  result.x = shape(rows, value_dtype(call.row.format), call.row.hidden);
+  if (is_fp8(call.row.format)) {
+    result.scales = shape(rows + call.row.scales_offset(),
+                          call.row.format == Format::kFp8Ue8m0 ? DType::kInt32 : DType::kFloat32,
+                          call.row.num_scales());
+  }
+  result.source_tokens = view_of(
+      reinterpret_cast<std::int32_t*>(block + plan_.block.view_sources(call.half)), {handle->rows});
+  return result;
+}
+
+HandleState& BufferState::require_handle(const DispatchHandle& handle) const {
+  if (!handle) throw Error(ErrorCode::kInvalidArgument, "handle is empty");
+  HandleState& state = *handle.state();
+  if (state.buffer.lock().get() != this) {
+    throw Error(ErrorCode::kInvalidArgument, "handle is of another buffer");
+  }
+  if (state.failed) {
+    throw Error(ErrorCode::kStaleHandle, "the handle's dispatch was refused; it received nothing");
+  }
+  return state;
+}
+
+TensorView BufferState::combine_view(const HandleState& handle, DType dtype,
+                                     std::int64_t hidden) const {
+  return core::result_view(backend_->own_block() + plan_.block.combine_rows(handle.dispatch.half),
+                           dtype, hidden,
+                           layout::combine_pitch(static_cast<int>(hidden), dtype) / size_of(dtype),
+                           handle.call.layout, num_local_experts(), handle.rows);
+}
+
+bool BufferState::lies_in_combine_region(const ConstTensorView& y) const {
+  const auto* const data = static_cast<const std::byte*>(y.data);
+  const std::byte* const block = backend_->own_block();
+  const layout::Capacity& capacity = plan_.block.capacity();
+  const std::int64_t bytes = capacity.combine_rows * capacity.combine_pitch;
+  for (int half = 0; half < layout::kNumHalves; ++half) {
+    const std::byte* const region = block + plan_.block.combine_rows(half);
+    if (!std::less<>{}(data, region) && std::less<>{}(data, region + bytes)) return true;
+  }
+  return false;
+}
+
+TensorView BufferState::next_combine_buffer(const DispatchHandle& handle, DType dtype) {
+  require_sound();
+  HandleState& state = require_handle(handle);
+  core::validate_combine_dtype(dtype, plan_.options);
+  sequence_.require_received(state.dispatch);
+  const int half = state.dispatch.half;
+  if (!sequence_.is_reserved(half)) {
+    guarded([&] { backend_->acquire_combine_half(half); });
+    sequence_.reserve(half, handle.state());
+  }
+  return combine_view(state, dtype, state.call.row.hidden);
+}
+
+Hook BufferState::combine(const ConstTensorView& y, const ConstTensorView& topk_weights,
+                          const DispatchHandle& handle, const TensorView& out,
+                          const CombineOptions& options) {
+  require_sound();
+  HandleState& state = require_handle(handle);
+  const int half = state.dispatch.half;
+  core::validate_combine(y, topk_weights, out,
+                         {.num_tokens = state.call.num_tokens,
+                          .topk = state.call.topk,
+                          .layout = state.call.layout,
+                          .rows = state.rows,
+                          .num_local_experts = num_local_experts()},
+                         plan_.options);
+  sequence_.require_combine(state.dispatch, options.return_hook);
+
+  CombineCall call{.y = y,
+                   .weights = topk_weights,
+                   .out = out,
+                   .dtype = y.dtype,
+                   .hidden = static_cast<std::int32_t>(y.shape[y.num_dims - 1]),
+                   .dispatch = state.call,
+                   .stream = options.stream,
+                   .num_sms = options.num_sms};
+  if (y.num_elements() > 0 && lies_in_combine_region(y)) {
+    const TensorView own = combine_view(state, y.dtype, call.hidden);
+    if (!sequence_.is_reserved(half) || y.data != own.data || y.strides != own.strides) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "y lies in the combine region but is not the view that next_combine_buffer gives "
+                  "for this handle; ask for it again before each zero-copy combine");
+    }
+    call.zero_copy = true;
+  }
+
+  guarded([&] { backend_->combine(call, options.return_hook ? Stage::kSend : Stage::kBoth); });
+  const std::uint64_t operation = sequence_.record_combine(half, options.return_hook);
+  if (!options.return_hook) return {};
+  return make_hook(operation, [call](BackendBuffer& end) { end.combine(call, Stage::kReceive); });
+}
+
+void BufferState::check() {
+  require_sound();
+  guarded([&] { backend_->check(); });
+}
+
+}  // namespace tandem::runtime

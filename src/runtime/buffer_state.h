@@ -1,0 +1,70 @@
+// What stands behind a tandem::Buffer: validation, the bookkeeping of halves and hooks, and the
+// backend's end of the buffer, which does the work.
+//
+// Thread safety: as Buffer's; one caller at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/backend.h"
+#include "runtime/bootstrap.h"
+#include "runtime/sequence.h"
+#include "tandem/buffer.h"
+
+namespace tandem::runtime {
+
+class BufferState;
+
+// What a DispatchHandle refers to.
+struct HandleState {
+  std::weak_ptr<BufferState> buffer;
+  DispatchId dispatch;
+  DispatchCall call;
+  std::int64_t rows = 0;  // of the result taken as [rows, H]
+  bool failed = false;    // its receive phase was refused (kCapacity)
+};
+
+class BufferState : public std::enable_shared_from_this<BufferState> {
+ public:
+  BufferState(const Communicator& communicator, const BufferOptions& options);
+
+  [[nodiscard]] const BufferPlan& plan() const { return plan_; }
+  [[nodiscard]] int num_local_experts() const { return plan_.experts.num_local(plan_.rank); }
+
+  DispatchResult dispatch(const ConstTensorView& x, const ConstTensorView& topk_idx,
+                          const DispatchOptions& options);
+  TensorView next_combine_buffer(const DispatchHandle& handle, DType dtype);
+  Hook combine(const ConstTensorView& y, const ConstTensorView& topk_weights,
+               const DispatchHandle& handle, const TensorView& out, const CombineOptions& options);
+  void check();
+
+ private:
+  HandleState& require_handle(const DispatchHandle& handle) const;
+  [[nodiscard]] DispatchResult make_result(const std::shared_ptr<HandleState>& handle) const;
+  [[nodiscard]] TensorView combine_view(const HandleState& handle, DType dtype,
+                                        std::int64_t hidden) const;
+  [[nodiscard]] bool lies_in_combine_region(const ConstTensorView& y) const;
+
+  // Runs `action`; an error that leaves the protocol in doubt fails the buffer for good.
+  template <typename Action>
+  void guarded(Action&& action);
+  void require_sound() const;
+
+  // A hook that runs `receive` as the receive phase of `operation`.
+  template <typename Receive>
+  Hook make_hook(std::uint64_t operation, Receive receive);
+
+  BufferPlan plan_;
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::unique_ptr<BackendBuffer> backend_;
+  Sequence sequence_;
+  std::optional<Error> failure_;
+};
+
+// The part of making a buffer that needs no peers: validates, and lays out the memory.
+BufferPlan make_plan(const BufferOptions& options, int rank, int num_ranks);
+
+}  // namespace tandem::runtime

@@ -1,0 +1,50 @@
+// The backends of this build: one line each.
+#include <array>
+#include <string>
+
+#include "backend/cpu/cpu_backend.h"
+#include "runtime/backend.h"
+#include "tandem/error.h"
+#include "tandem/info.h"
+#if defined(TANDEM_HAS_CUDA)
+#include "backend/cuda/cuda_backend.h"
+#endif
+
+namespace tandem {
+namespace runtime {
+
+std::span<const BackendInterface* const> registered_backends() {
+  static const std::array all {
+    &cpu::backend(),
+#if defined(TANDEM_HAS_CUDA)
+        &cuda::backend(),
+#endif
+  };
+  return all;
+}
+
+const BackendInterface& backend(Backend which) {
+  for (const BackendInterface* candidate : registered_backends()) {
+    if (candidate->backend() == which) return *candidate;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "backend " + std::string(name(which)) + " is not in this build of the library");
+}
+
+}  // namespace runtime
+
+std::string version() { return TANDEM_VERSION; }
+
+std::vector<BackendInfo> backends() {
+  std::vector<BackendInfo> result;
+  for (const Backend which : {Backend::kCpu, Backend::kCuda}) {
+    result.push_back(
+        {.backend = which, .why_not = "not in this build of the library", .details = {}});
+    for (const runtime::BackendInterface* candidate : runtime::registered_backends()) {
+      if (candidate->backend() == which) result.back() = candidate->info();
+    }
+  }
+  return result;
+}
+
+}  // namespace tandem
