@@ -57,8 +57,6 @@ CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
   sent_.resize(num_experts);
   count_matrix_.resize(plan.num_ranks * num_experts);
   landing_begin_.resize(num_experts);
-  encoded_.assign(plan.options.num_threads,
-                  std::vector<std::byte>(capacity.dispatch_pitch + layout::kRowAlignment));
   for (Half& half : halves_) {
     half.selections.reserve(most_selections);
     half.sent.resize(num_experts);

@@ -124,7 +124,6 @@ class CpuBuffer final : public runtime::BackendBuffer {
   std::vector<int> owners_;                        // scratch: ranks that this rank's tokens went to
   std::vector<std::int32_t> count_matrix_;         // [R, E] of the dispatch at hand
   std::vector<std::int64_t> landing_begin_;        // [E]: slotted: landing row of a source's slot 0
-  std::vector<std::vector<std::byte>> encoded_;    // by worker: one row in wire form
   std::deque<Epoch> held_;                         // epochs sent and not yet received, oldest first
   Epoch next_epoch_;
 };

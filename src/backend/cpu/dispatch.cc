@@ -158,30 +158,23 @@ void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& con
                                                 : plan_.block.landing_sources(half_there)))};
   }
 
-  const bool verbatim = !is_fp8(call.row.format);
   const auto* const x = call.x.as<std::byte>();
   const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
-  const auto value_bytes = static_cast<std::size_t>(verbatim ? call.row.value_bytes() : pitch);
-  workers_.run(call.num_tokens, [&](int worker, std::int64_t first, std::int64_t last) {
-    std::byte* const encoded = reinterpret_cast<std::byte*>(layout::round_up(
-        reinterpret_cast<std::intptr_t>(encoded_[worker].data()), layout::kRowAlignment));
+  workers_.run(call.num_tokens, [&](int, std::int64_t first, std::int64_t last) {
+    std::array<std::byte*, kMaxTopk> destinations;
     for (std::int64_t token = first; token < last; ++token) {
-      const std::byte* source = nullptr;  // set when the first selection asks for it
+      std::size_t num_rows = 0;
       for (int k = 0; k < call.topk; ++k) {
         const core::Selection selection = half.selections[token * call.topk + k];
         if (selection.expert < 0) continue;
-        if (source == nullptr) {
-          source = x + token * x_pitch;
-          if (!verbatim) {
-            encode_row(source, call.x.dtype, call.row, encoded);
-            source = encoded;
-          }
-        }
         const Region& region = regions_[plan_.experts.owner(selection.expert)];
         const std::int64_t row = begin[selection.expert] + selection.slot;
-        copy_bytes(region.rows + row * pitch, source, value_bytes, stores);
+        destinations[num_rows++] = region.rows + row * pitch;
         region.sources[row] = static_cast<std::int32_t>(token);
       }
+      if (num_rows == 0) continue;
+      scatter_row(x + token * x_pitch, call.x.dtype, call.row, {destinations.data(), num_rows},
+                  stores);
     }
     if (stores == StoreKind::kStreaming) finish_streaming();
   });
