@@ -69,7 +69,7 @@ using F32 = hn::ScalableTag<float>;
 using U32 = hn::ScalableTag<std::uint32_t>;
 using I32 = hn::ScalableTag<std::int32_t>;
 using U16Half = hn::Rebind<std::uint16_t, U32>;
-using U8Quarter = hn::Rebind<std::uint8_t, U32>;
+using Bytes = hn::ScalableTag<std::uint8_t>;
 using F16Half = hn::Rebind<hwy::float16_t, F32>;
 using Floats = hn::Vec<F32>;
 using Words = hn::Vec<U32>;
@@ -207,42 +207,6 @@ HWY_INLINE void store_pair(Pair pair, std::byte* destination) {
 
 // --- fp8 ----------------------------------------------------------------------------------------
 
-// e4m3 of finite values below 464 in magnitude, from where rounding would overflow.
-HWY_INLINE Words encode_e4m3(Floats values) {
-  const Words bits = bits_of(values);
-  const Words magnitude = hn::And(bits, word(0x7fffffff));
-  const Floats absolute = floats_of(magnitude);
-  const Words last = hn::And(hn::ShiftRight<20>(magnitude), word(1));
-  const Words normal =
-      hn::ShiftRight<20>(hn::Add(hn::Add(magnitude, word(0x7ffffU - (120U << 23))), last));
-  // The last place of 2^14 is 2^-9, that of e4m3's subnormals.
-  const Words subnormal =
-      hn::Sub(bits_of(hn::Add(absolute, hn::Set(F32(), 0x1p14F))), word(0x46800000));
-  const Words code = select(hn::Lt(absolute, hn::Set(F32(), 0x1p-6F)), subnormal, normal);
-  return hn::Or(code, hn::And(hn::ShiftRight<24>(bits), word(0x80)));
-}
-
-template <DType kDType>
-HWY_INLINE void quantise_pair(const std::byte* x, Floats factor, std::byte* out) {
-  const Pair pair = load_pair<kDType>(x);
-  const Words first = encode_e4m3(hn::Mul(pair.first, factor));
-  const Words second = encode_e4m3(hn::Mul(pair.second, factor));
-  if constexpr (kDType == DType::kBFloat16) {
-    store(U16Half(), hn::TruncateTo(U16Half(), hn::Or(first, hn::ShiftLeft<8>(second))), out);
-  } else {
-    store(U8Quarter(), hn::TruncateTo(U8Quarter(), first), out);
-    store(U8Quarter(), hn::TruncateTo(U8Quarter(), second), out + kLanes);
-  }
-}
-
-template <DType kDType>
-HWY_INLINE Words max_magnitude(const std::byte* x, Words so_far) {
-  const Pair pair = load_pair<kDType>(x);
-  const hn::Vec<I32> first = hn::BitCast(I32(), hn::And(bits_of(pair.first), word(0x7fffffff)));
-  const hn::Vec<I32> second = hn::BitCast(I32(), hn::And(bits_of(pair.second), word(0x7fffffff)));
-  return hn::BitCast(U32(), hn::Max(hn::BitCast(I32(), so_far), hn::Max(first, second)));
-}
-
 template <DType kDType>
 float scalar_value(const std::byte* x) {
   if constexpr (kDType == DType::kFloat32) {
@@ -269,72 +233,160 @@ void store_scalar(float value, std::byte* out) {
   }
 }
 
-// Largest magnitude of a group, as a float's bits. A NaN is larger than anything.
+// e4m3 of non-negative finite values below 464, from where rounding would overflow.
+HWY_INLINE Words encode_e4m3(Floats values) {
+  const Words bits = bits_of(values);
+  const Words last = hn::And(hn::ShiftRight<20>(bits), word(1));
+  const Words normal =
+      hn::ShiftRight<20>(hn::Add(hn::Add(bits, word(0x7ffffU - (120U << 23))), last));
+  // The last place of 2^14 is 2^-9, that of e4m3's subnormals.
+  const Words subnormal =
+      hn::Sub(bits_of(hn::Add(values, hn::Set(F32(), 0x1p14F))), word(0x46800000));
+  return select(hn::Lt(values, hn::Set(F32(), 0x1p-6F)), subnormal, normal);
+}
+
+constexpr std::size_t kGroup = kFp8GroupSize;
+
+// Any group into one place: how the scalar target does it, and every target a NaN or an infinity.
 template <DType kDType>
-HWY_INLINE std::uint32_t group_amax(const std::byte* x, std::size_t count) {
-  constexpr std::size_t kSize = size_of(kDType);
-  if (count < kPair) {
-    std::uint32_t largest = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto bits = std::bit_cast<std::uint32_t>(scalar_value<kDType>(x + i * kSize));
-      largest = std::max(largest, bits & 0x7fffffffU);
-    }
-    return largest;
+void quantise_plainly(const std::byte* x, float quantise, std::byte* out) {
+  for (std::size_t i = 0; i < kGroup; ++i) {
+    const float value = scalar_value<kDType>(x + i * size_of(kDType));
+    out[i] = static_cast<std::byte>(to_float8_e4m3(value * quantise).bits);
   }
-  Words largest = word(0);
-  std::size_t i = 0;
-  for (; i + kPair <= count; i += kPair) largest = max_magnitude<kDType>(x + i * kSize, largest);
-  if (i < count) largest = max_magnitude<kDType>(x + (count - kPair) * kSize, largest);
-  return static_cast<std::uint32_t>(
-      hn::GetLane(hn::MaxOfLanes(I32(), hn::BitCast(I32(), largest))));
+}
+
+#if HWY_TARGET == HWY_SCALAR
+
+template <DType kDType>
+std::uint32_t group_amax(const std::byte* x) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < kGroup; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(scalar_value<kDType>(x + i * size_of(kDType)));
+    largest = std::max(largest, bits & 0x7fffffffU);
+  }
+  return largest;
 }
 
 template <DType kDType>
-HWY_INLINE void quantise_group(const std::byte* x, std::size_t count, float quantise,
-                               bool is_finite, std::byte* out) {
-  constexpr std::size_t kSize = size_of(kDType);
-  if (count < kPair || !is_finite) {
-    for (std::size_t i = 0; i < count; ++i) {
-      out[i] = static_cast<std::byte>(
-          to_float8_e4m3(scalar_value<kDType>(x + i * kSize) * quantise).bits);
+void scatter_group(const std::byte* x, float quantise, std::size_t offset,
+                   std::span<std::byte* const> destinations) {
+  std::byte codes[kGroup];
+  quantise_plainly<kDType>(x, quantise, codes);
+  for (std::byte* const out : destinations) std::memcpy(out + offset, codes, kGroup);
+}
+
+#else
+
+using U16 = hn::Repartition<std::uint16_t, U32>;
+using I16 = hn::Repartition<std::int16_t, U32>;
+
+HWY_INLINE Floats absolute(Floats values) {
+  return floats_of(hn::And(bits_of(values), word(0x7fffffff)));
+}
+
+// e4m3 codes of a pair, in 16-bit lanes in the order of channels.
+template <DType kDType>
+HWY_INLINE hn::Vec<U16> quantise_pair(const std::byte* x, Floats factor) {
+  if constexpr (kDType == DType::kBFloat16) {
+    const Words words = load(U32(), x);
+    const Floats even = floats_of(hn::And(hn::ShiftLeft<16>(words), word(0x7fffffff)));
+    const Floats odd = floats_of(hn::And(words, word(0x7fff0000)));
+    const Words codes = hn::Or(encode_e4m3(hn::Mul(even, factor)),
+                               hn::ShiftLeft<16>(encode_e4m3(hn::Mul(odd, factor))));
+    const Words signs = hn::And(hn::ShiftRight<8>(words), word(0x00800080));
+    return hn::BitCast(U16(), hn::Or(codes, signs));
+  } else {
+    const Pair pair = load_pair<kDType>(x);
+    Words codes[2] = {bits_of(pair.first), bits_of(pair.second)};
+    for (Words& code : codes) {
+      const Words sign = hn::And(hn::ShiftRight<24>(code), word(0x80));
+      code = hn::Or(encode_e4m3(hn::Mul(absolute(floats_of(code)), factor)), sign);
     }
-    return;
+    return hn::ConcatEven(U16(), hn::BitCast(U16(), codes[1]), hn::BitCast(U16(), codes[0]));
   }
+}
+
+// Largest magnitude of a group, as a float's bits: they order like the magnitudes, NaN above all.
+template <DType kDType>
+HWY_INLINE std::uint32_t group_amax(const std::byte* x) {
+  constexpr std::size_t kStep = kPair * size_of(kDType);
+  hn::Vec<I32> largest = hn::Zero(I32());
+  if constexpr (kDType == DType::kBFloat16) {
+    hn::Vec<I16> halves = hn::Zero(I16());
+    for (std::size_t i = 0; i < kGroup / kPair; ++i) {
+      halves = hn::Max(halves, hn::And(load(I16(), x + i * kStep), hn::Set(I16(), 0x7fff)));
+    }
+    const hn::Vec<I32> words = hn::BitCast(I32(), halves);
+    largest = hn::Max(hn::ShiftLeft<16>(words), hn::And(words, hn::Set(I32(), 0x7fff0000)));
+  } else {
+    for (std::size_t i = 0; i < kGroup / kPair; ++i) {
+      const Pair pair = load_pair<kDType>(x + i * kStep);
+      largest = hn::Max(largest, hn::BitCast(I32(), absolute(pair.first)));
+      largest = hn::Max(largest, hn::BitCast(I32(), absolute(pair.second)));
+    }
+  }
+  return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), largest)));
+}
+
+// A group of finite values, in registers from the first load to the last store: bytes stored in
+// parts of a vector could not be forwarded to the loads that would copy them.
+template <DType kDType>
+HWY_INLINE void scatter_group(const std::byte* x, float quantise, std::size_t offset,
+                              std::span<std::byte* const> destinations) {
+  constexpr std::size_t kStep = kPair * size_of(kDType);
+  constexpr std::size_t kVectors = kGroup / (2 * kPair);
   const Floats factor = hn::Set(F32(), quantise);
-  std::size_t i = 0;
-  for (; i + kPair <= count; i += kPair) quantise_pair<kDType>(x + i * kSize, factor, out + i);
-  if (i < count) {  // the last full vector once more, further back
-    quantise_pair<kDType>(x + (count - kPair) * kSize, factor, out + count - kPair);
+  hn::Vec<Bytes> codes[kVectors];
+  for (std::size_t i = 0; i < kVectors; ++i) {
+    const auto low = quantise_pair<kDType>(x + 2 * i * kStep, factor);
+    const auto high = quantise_pair<kDType>(x + (2 * i + 1) * kStep, factor);
+    codes[i] = hn::ConcatEven(Bytes(), hn::BitCast(Bytes(), high), hn::BitCast(Bytes(), low));
+  }
+  for (std::byte* const out : destinations) {
+    for (std::size_t i = 0; i < kVectors; ++i) {
+      store(Bytes(), codes[i], out + offset + i * 2 * kPair);
+    }
   }
 }
 
-// Quantises group by group and writes each group to all destinations at once: the stores of one
-// group drain while the next is computed.
+#endif
+
+// Writes each group to all destinations as soon as it is quantised: its stores drain while the next
+// group is computed.
 template <DType kDType>
 void scatter_fp8(const std::byte* x, const layout::RowShape& row,
                  std::span<std::byte* const> destinations) {
-  constexpr std::size_t kGroup = kFp8GroupSize;
-  constexpr std::size_t kMaxGroups = kMaxHidden / kGroup;
+  constexpr std::size_t kSize = size_of(kDType);
   const auto hidden = static_cast<std::size_t>(row.hidden);
-  alignas(64) std::byte values[kGroup];
-  alignas(64) std::byte scales[sizeof(float) * kMaxGroups];
+  alignas(64) std::byte padded[kGroup * kSize];  // a short last group, zeros behind it
+  alignas(64) std::byte codes[kGroup];           // of a group that goes round by memory
+  alignas(64) std::byte scales[sizeof(float) * kMaxHidden / kGroup];
+  std::byte* const codes_only[] = {codes};
   for (std::size_t begin = 0, group = 0; begin < hidden; begin += kGroup, ++group) {
-    const std::byte* const source = x + begin * size_of(kDType);
+    const std::byte* source = x + begin * kSize;
     const std::size_t count = std::min(kGroup, hidden - begin);
-    const std::uint32_t amax = group_amax<kDType>(source, count);
+    if (count < kGroup) {
+      std::memset(padded, 0, sizeof(padded));
+      std::memcpy(padded, source, count * kSize);
+      source = padded;
+    }
+    const std::uint32_t amax = group_amax<kDType>(source);
     const Fp8Scale scale = fp8_scale(std::bit_cast<float>(amax), row.format);
     const bool is_finite = amax < 0x7f800000U;
-    if (count == kGroup) {  // a constant count unrolls
-      quantise_group<kDType>(source, kGroup, scale.quantise, is_finite, values);
-      for (std::byte* const out : destinations) std::memcpy(out + begin, values, kGroup);
+    if (is_finite && count == kGroup) {
+      scatter_group<kDType>(source, scale.quantise, begin, destinations);
     } else {
-      quantise_group<kDType>(source, count, scale.quantise, is_finite, values);
-      for (std::byte* const out : destinations) std::memcpy(out + begin, values, count);
+      if (is_finite) {
+        scatter_group<kDType>(source, scale.quantise, 0, codes_only);
+      } else {
+        quantise_plainly<kDType>(source, scale.quantise, codes);
+      }
+      for (std::byte* const out : destinations) std::memcpy(out + begin, codes, count);
     }
     if (row.format == Format::kFp8Ue8m0) {
-      const std::uint32_t byte = to_ue8m0(scale.dequantise);
       if (group % 4 == 0) std::memset(scales + group, 0, 4);  // spare bytes of the last word
-      scales[group] = static_cast<std::byte>(byte);
+      scales[group] = static_cast<std::byte>(to_ue8m0(scale.dequantise));
     } else {
       std::memcpy(scales + sizeof(float) * group, &scale.dequantise, sizeof(float));
     }
@@ -347,43 +399,63 @@ void scatter_fp8(const std::byte* x, const layout::RowShape& row,
 
 // --- combine ------------------------------------------------------------------------------------
 
-// kPairs pairs of channels from `channel` on, over all rows, in registers.
-template <DType kDType, std::size_t kPairs>
-HWY_INLINE void combine_block(std::span<const std::byte* const> rows, const float* weights,
-                              std::size_t channel, std::byte* out) {
-  constexpr std::size_t kSize = size_of(kDType);
-  Pair sums[kPairs];
-  for (Pair& sum : sums) sum = {hn::Zero(F32()), hn::Zero(F32())};
+template <DType kDType>
+HWY_INLINE void add_product(Pair& sum, Floats weight, const std::byte* row) {
+  const Pair pair = load_pair<kDType>(row);
+  sum.first = hn::Add(sum.first, hn::Mul(weight, pair.first));
+  sum.second = hn::Add(sum.second, hn::Mul(weight, pair.second));
+}
+
+// Four pairs of channels from byte `offset` on, over all rows. Eight sums fit the 16 registers of
+// SSE and AVX2; they have names because an array of them would live in memory at -O2.
+template <DType kDType>
+HWY_INLINE void combine_four_pairs(std::span<const std::byte* const> rows, const float* weights,
+                                   std::size_t offset, std::byte* out) {
+  constexpr std::size_t kStep = kPair * size_of(kDType);
+  const Pair zero = {hn::Zero(F32()), hn::Zero(F32())};
+  Pair a = zero;
+  Pair b = zero;
+  Pair c = zero;
+  Pair d = zero;
   for (std::size_t k = 0; k < rows.size(); ++k) {
-    const std::byte* const row = rows[k] + channel * kSize;
     const Floats weight = hn::Set(F32(), weights[k]);
-    for (std::size_t i = 0; i < kPairs; ++i) {
-      const Pair pair = load_pair<kDType>(row + i * kPair * kSize);
-      sums[i].first = hn::Add(sums[i].first, hn::Mul(weight, pair.first));
-      sums[i].second = hn::Add(sums[i].second, hn::Mul(weight, pair.second));
-    }
+    const std::byte* const row = rows[k] + offset;
+    add_product<kDType>(a, weight, row);
+    add_product<kDType>(b, weight, row + kStep);
+    add_product<kDType>(c, weight, row + 2 * kStep);
+    add_product<kDType>(d, weight, row + 3 * kStep);
   }
-  for (std::size_t i = 0; i < kPairs; ++i) {
-    store_pair<kDType>(sums[i], out + (channel + i * kPair) * kSize);
+  store_pair<kDType>(a, out + offset);
+  store_pair<kDType>(b, out + offset + kStep);
+  store_pair<kDType>(c, out + offset + 2 * kStep);
+  store_pair<kDType>(d, out + offset + 3 * kStep);
+}
+
+template <DType kDType>
+HWY_INLINE void combine_pair(std::span<const std::byte* const> rows, const float* weights,
+                             std::size_t offset, std::byte* out) {
+  Pair sum = {hn::Zero(F32()), hn::Zero(F32())};
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    add_product<kDType>(sum, hn::Set(F32(), weights[k]), rows[k] + offset);
   }
+  store_pair<kDType>(sum, out + offset);
 }
 
 template <DType kDType>
 void combine(std::span<const std::byte* const> rows, const float* weights, int num_channels,
              std::byte* out) {
   constexpr std::size_t kSize = size_of(kDType);
-  constexpr std::size_t kPairs = 4;  // 8 sums: half of the 16 registers of SSE and AVX2
   const auto hidden = static_cast<std::size_t>(num_channels);
   std::size_t channel = 0;
-  for (; channel + kPairs * kPair <= hidden; channel += kPairs * kPair) {
-    combine_block<kDType, kPairs>(rows, weights, channel, out);
+  for (; channel + 4 * kPair <= hidden; channel += 4 * kPair) {
+    combine_four_pairs<kDType>(rows, weights, channel * kSize, out);
   }
   for (; channel + kPair <= hidden; channel += kPair) {
-    combine_block<kDType, 1>(rows, weights, channel, out);
+    combine_pair<kDType>(rows, weights, channel * kSize, out);
   }
   if (channel == hidden) return;
   if (hidden >= kPair) {  // the last full pair once more, further back
-    combine_block<kDType, 1>(rows, weights, hidden - kPair, out);
+    combine_pair<kDType>(rows, weights, (hidden - kPair) * kSize, out);
     return;
   }
   for (; channel < hidden; ++channel) {
@@ -398,28 +470,35 @@ void combine(std::span<const std::byte* const> rows, const float* weights, int n
 
 // --- copies -------------------------------------------------------------------------------------
 
-using Bytes = hn::ScalableTag<std::uint8_t>;
-
 void copy_cached(std::byte* destination, const std::byte* source, std::size_t num_bytes) {
   std::memcpy(destination, source, num_bytes);
 }
 
-// Streams `kLines` lines from `source` to each destination, `offset` bytes on.
-template <std::size_t kLines>
-HWY_INLINE void stream_lines(const std::byte* source, std::span<std::byte* const> destinations,
+#if HWY_TARGET == HWY_SCALAR
+constexpr std::size_t kBlock = kLine;
+#else
+constexpr std::size_t kBlock = 4 * hn::MaxLanes(Bytes());  // one, two or four lines
+#endif
+
+// Streams a block from `source` to each destination, `offset` bytes on.
+HWY_INLINE void stream_block(const std::byte* source, std::span<std::byte* const> destinations,
                              std::size_t offset) {
-  if constexpr (kScalar) {
-    for (std::byte* const out : destinations) std::memcpy(out + offset, source, kLines * kLine);
-  } else {
-    constexpr std::size_t kVector = hn::MaxLanes(Bytes());
-    constexpr std::size_t kVectors = kLines * kLine / kVector;
-    hn::Vec<Bytes> lines[kVectors];
-    for (std::size_t i = 0; i < kVectors; ++i) lines[i] = load(Bytes(), source + i * kVector);
-    for (std::byte* const out : destinations) {
-      auto* const lanes = reinterpret_cast<std::uint8_t*>(out + offset);
-      for (std::size_t i = 0; i < kVectors; ++i) hn::Stream(lines[i], Bytes(), lanes + i * kVector);
-    }
+#if HWY_TARGET == HWY_SCALAR
+  for (std::byte* const out : destinations) std::memcpy(out + offset, source, kBlock);
+#else
+  constexpr std::size_t kVector = hn::MaxLanes(Bytes());
+  const hn::Vec<Bytes> a = load(Bytes(), source);
+  const hn::Vec<Bytes> b = load(Bytes(), source + kVector);
+  const hn::Vec<Bytes> c = load(Bytes(), source + 2 * kVector);
+  const hn::Vec<Bytes> d = load(Bytes(), source + 3 * kVector);
+  for (std::byte* const out : destinations) {
+    auto* const lanes = reinterpret_cast<std::uint8_t*>(out + offset);
+    hn::Stream(a, Bytes(), lanes);
+    hn::Stream(b, Bytes(), lanes + kVector);
+    hn::Stream(c, Bytes(), lanes + 2 * kVector);
+    hn::Stream(d, Bytes(), lanes + 3 * kVector);
   }
+#endif
 }
 
 void copy_streaming(std::byte* destination, const std::byte* source, std::size_t num_bytes) {
@@ -427,23 +506,19 @@ void copy_streaming(std::byte* destination, const std::byte* source, std::size_t
   const std::size_t head = std::min(num_bytes, (kLine - misaligned) % kLine);
   std::memcpy(destination, source, head);
   std::size_t i = head;
-  for (; i + kLine <= num_bytes; i += kLine) stream_lines<1>(source + i, {&destination, 1}, i);
+  for (; i + kBlock <= num_bytes; i += kBlock) stream_block(source + i, {&destination, 1}, i);
   std::memcpy(destination + i, source + i, num_bytes - i);
 }
 
-// Reads each line once and writes it to all destinations, if all lie on lines.
+// Reads each block once and writes it to all destinations, if all lie on lines.
 void scatter_streaming(const std::byte* source, std::size_t num_bytes,
                        std::span<std::byte* const> destinations) {
   if (!are_on_lines(destinations)) {
     for (std::byte* const out : destinations) copy_streaming(out, source, num_bytes);
     return;
   }
-  constexpr std::size_t kLines = 4;
   std::size_t i = 0;
-  for (; i + kLines * kLine <= num_bytes; i += kLines * kLine) {
-    stream_lines<kLines>(source + i, destinations, i);
-  }
-  for (; i + kLine <= num_bytes; i += kLine) stream_lines<1>(source + i, destinations, i);
+  for (; i + kBlock <= num_bytes; i += kBlock) stream_block(source + i, destinations, i);
   for (std::byte* const out : destinations) std::memcpy(out + i, source + i, num_bytes - i);
 }
 
