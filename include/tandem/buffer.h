@@ -96,8 +96,10 @@ class Hook {
   std::function<void()> run_;
 };
 
-// Ties a combine to its dispatch. A handle stays valid until its half of the buffer is taken by a
-// later dispatch, normally the next but one; a handle older than that is refused with kStaleHandle.
+// Ties a combine to its dispatch. A handle, and with it everything that its dispatch returned,
+// stays valid until a later dispatch takes its half of the buffer: not before the next operation
+// but one, and not while its own combine has not been called, unless a second dispatch comes first.
+// A handle older than that is refused with kStaleHandle.
 class DispatchHandle {
  public:
   DispatchHandle() = default;

@@ -29,7 +29,8 @@ bool Sequence::is_held(int half) const {
 
 int Sequence::choose_half(bool has_hook) const {
   require_room(has_hook);
-  for (const int half : {last_half_ ^ 1, last_half_}) {
+  const int preferred = last_combined_ ? last_half_ : last_half_ ^ 1;
+  for (const int half : {preferred, preferred ^ 1}) {
     if (!is_reserved(half) && !is_held(half)) return half;
   }
   throw Error(ErrorCode::kOrder,
@@ -46,6 +47,7 @@ std::uint64_t Sequence::record(int half, bool has_hook) {
 std::uint64_t Sequence::record_dispatch(int half, bool has_hook) {
   owner_[half] = next_id_++;
   last_half_ = half;
+  last_combined_ = false;
   return record(half, has_hook);
 }
 
@@ -54,7 +56,7 @@ void Sequence::require_received(DispatchId dispatch) const {
     throw Error(ErrorCode::kStaleHandle,
                 "the handle is of dispatch number " + std::to_string(dispatch.id) +
                     " on this buffer, and number " + std::to_string(owner_[dispatch.half]) +
-                    " has taken its half since; a handle lives until the next dispatch but one");
+                    " has taken its half since; a handle lives until the next operation but one");
   }
   if (is_held(dispatch.half)) {
     throw Error(
@@ -70,6 +72,7 @@ void Sequence::require_combine(DispatchId dispatch, bool has_hook) const {
 
 std::uint64_t Sequence::record_combine(int half, bool has_hook) {
   reserved_[half].reset();
+  if (half == last_half_) last_combined_ = true;
   return record(half, has_hook);
 }
 

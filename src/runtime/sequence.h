@@ -69,7 +69,9 @@ class Sequence {
 
   std::uint64_t next_id_ = 1;
   std::uint64_t num_operations_ = 0;
-  int last_half_ = 1;  // so that the first dispatch takes half 0
+  int last_half_ = 0;
+  bool last_combined_ =
+      true;  // has the last dispatch been combined? (there is none before the first)
   std::array<std::uint64_t, layout::kNumHalves> owner_{};  // id of the dispatch that took the half
   std::array<std::weak_ptr<void>, layout::kNumHalves> reserved_;
   std::deque<Held> held_;  // oldest first, at most two

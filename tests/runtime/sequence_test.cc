@@ -31,10 +31,21 @@ ErrorCode code_of(Call call) {
   return ErrorCode::kUnsupported;  // stands for "no error"
 }
 
-TEST(Sequence, DispatchesTakeTheHalvesInTurn) {
+TEST(Sequence, DispatchesThatAreNotCombinedTakeTheHalvesInTurn) {
   Sequence sequence;
   EXPECT_EQ(dispatch(sequence).half, 0);
   EXPECT_EQ(dispatch(sequence).half, 1);
+  EXPECT_EQ(dispatch(sequence).half, 0);
+}
+
+TEST(Sequence, ADispatchTakesItsPredecessorsHalfOnceThatIsCombined) {
+  Sequence sequence;
+  combine(sequence, dispatch(sequence));
+  const DispatchId second = dispatch(sequence);
+  EXPECT_EQ(second.half, 0);
+  const DispatchId third = dispatch(sequence);
+  EXPECT_EQ(third.half, 1);
+  combine(sequence, second);  // not the last dispatch
   EXPECT_EQ(dispatch(sequence).half, 0);
 }
 
