@@ -138,13 +138,15 @@ TANDEM_HOST_DEVICE constexpr Fp8Scale fp8_scale(float amax, Format format) {
   return {1.0F / power, power};
 }
 
-// A power-of-two scale as a UE8M0 byte: its biased exponent; 255 stands for NaN and infinity.
+// A power-of-two scale as a UE8M0 byte (OCP MX E8M0): its biased exponent, 0 for 2^-127; 255 stands
+// for NaN and infinity.
 TANDEM_HOST_DEVICE constexpr std::uint8_t to_ue8m0(float scale) {
   return static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(scale) & 0x7fffffffU) >> 23);
 }
 
 TANDEM_HOST_DEVICE constexpr float from_ue8m0(std::uint8_t byte) {
   if (byte == 255) return std::bit_cast<float>(0x7fc00000U);
+  if (byte == 0) return 0x1p-127F;
   return std::bit_cast<float>(static_cast<std::uint32_t>(byte) << 23);
 }
 
