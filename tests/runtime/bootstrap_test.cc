@@ -1,59 +1,18 @@
 // Set-up exchanges between ranks as threads and as processes: what one implementation of Bootstrap
 // promises, the other promises too.
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
-#include <cstring>
-#include <thread>
+#include <tuple>
 
 #include "runtime/bootstrap.h"
-#include "runtime/socket_bootstrap.h"
+#include "runtime/launch.h"
 #include "runtime/symmetric_memory.h"
 #include "tandem/communicator.h"
 
 namespace tandem::runtime {
 namespace {
-
-using std::chrono::milliseconds;
-
-std::vector<std::byte> bytes_of(const std::string& text) {
-  const auto bytes = std::as_bytes(std::span(text.data(), text.size()));
-  return {bytes.begin(), bytes.end()};
-}
-
-std::string text_of(const std::vector<std::byte>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-// Runs `body` on ranks of either kind; it throws to fail.
-enum class Launch { kThreads, kProcesses };
-
-void run(Launch launch, int num_ranks, const std::function<void(const Communicator&)>& body,
-         const CommunicatorOptions& options = {}) {
-  if (launch == Launch::kThreads) {
-    run_threads(num_ranks, body, options);
-    return;
-  }
-  const auto exits = run_processes(
-      num_ranks,
-      [&body](const Communicator& communicator) {
-        body(communicator);
-        return 0;
-      },
-      options);
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    EXPECT_EQ(exits[rank].error, "") << "rank " << rank;
-    EXPECT_EQ(exits[rank].exit_code, 0) << "rank " << rank;
-    EXPECT_EQ(exits[rank].signal, 0) << "rank " << rank;
-  }
-}
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error("violated: " + what);
-}
 
 class Bootstraps : public testing::TestWithParam<std::tuple<Launch, int>> {
  protected:
@@ -155,15 +114,14 @@ TEST_P(Bootstraps, DifferentExchangesAreReportedToAll) {
   }
 }
 
-std::string name_of(const testing::TestParamInfo<std::tuple<Launch, int>>& info) {
-  return std::string(std::get<0>(info.param) == Launch::kThreads ? "Threads" : "Processes") +
-         std::to_string(std::get<1>(info.param));
+std::string name_of_case(const testing::TestParamInfo<std::tuple<Launch, int>>& info) {
+  return name_of(std::get<0>(info.param)) + std::to_string(std::get<1>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Bootstraps,
                          testing::Combine(testing::Values(Launch::kThreads, Launch::kProcesses),
                                           testing::Values(1, 2, 3, 5, 8, 16)),
-                         name_of);
+                         name_of_case);
 
 }  // namespace
 }  // namespace tandem::runtime
