@@ -22,10 +22,6 @@ using std::chrono::milliseconds;
 
 // After a contradiction rank 0 stays this long to tell those who are about to come.
 constexpr milliseconds kLinger{1000};
-// How much longer than its deadline a member waits for what rank 0 has to say.
-constexpr milliseconds kVerdictGrace{2000};
-// How long rank 0 tries to tell a peer that does not read.
-constexpr milliseconds kTellTimeout{200};
 // Connections that have not said who they are; more have to queue.
 constexpr std::size_t kMaxStrangers = 256;
 

@@ -14,11 +14,6 @@
 namespace tandem::runtime {
 namespace {
 
-// How much longer than its deadline a member waits for what rank 0 has to say.
-constexpr std::chrono::milliseconds kVerdictGrace{2000};
-// How long a failing rank tries to tell a peer that does not read.
-constexpr std::chrono::milliseconds kTellTimeout{200};
-
 std::vector<std::byte> join(const std::vector<std::vector<std::byte>>& messages) {
   std::size_t total = 0;
   for (const auto& message : messages) total += sizeof(std::uint64_t) + message.size();

@@ -19,6 +19,12 @@
 
 namespace tandem::runtime {
 
+// How much longer than its own deadline a rank waits for the verdict of a rank 0 that it knows to
+// be there: who was missing. Only a rank 0 that is stopped or starved takes that long.
+inline constexpr std::chrono::milliseconds kVerdictGrace{5000};
+// How long a failing rank tries to tell a peer that does not read.
+inline constexpr std::chrono::milliseconds kTellTimeout{200};
+
 // Meets the other ranks under `name`. Where all ranks turn out to be in this process, returns a
 // ThreadBootstrap. Arguments are validated; throws as Communicator::connect documents.
 std::shared_ptr<Bootstrap> connect_by_name(const std::string& name, int rank, int size,
