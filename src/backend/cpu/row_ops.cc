@@ -68,11 +68,29 @@ HWY_INLINE void add_product(Pair& sum, Floats weight, const std::byte* row) {
   sum.second = hn::Add(sum.second, hn::Mul(weight, pair.second));
 }
 
-// Four pairs of channels from byte `offset` on, over all rows. Eight sums fit the 16 registers of
-// SSE and AVX2; they have names because an array of them would live in memory at -O2.
+template <DType kDType, bool kIsNumber>
+HWY_INLINE void store_four_pairs(Pair a, Pair b, Pair c, Pair d, std::byte* out) {
+  constexpr std::size_t kStep = kPair * size_of(kDType);
+  store_pair<kDType, kIsNumber>(a, out);
+  store_pair<kDType, kIsNumber>(b, out + kStep);
+  store_pair<kDType, kIsNumber>(c, out + 2 * kStep);
+  store_pair<kDType, kIsNumber>(d, out + 3 * kStep);
+}
+
+// False only if no lane is a NaN, nor infinities cancel: a sum of all keeps what is not a number.
+HWY_INLINE bool may_hold_nan(Pair a, Pair b, Pair c, Pair d) {
+  const Floats ab = hn::Add(hn::Add(a.first, a.second), hn::Add(b.first, b.second));
+  const Floats cd = hn::Add(hn::Add(c.first, c.second), hn::Add(d.first, d.second));
+  const Floats sum = hn::Add(ab, cd);
+  return !hn::AllFalse(F32(), hn::Ne(sum, sum));
+}
+
+// Four pairs of channels from byte `offset` on, over all rows, which are read `ahead` bytes in
+// advance. Eight sums fit the 16 registers of SSE and AVX2; they have names because an array of
+// them would live in memory at -O2.
 template <DType kDType>
 HWY_INLINE void combine_four_pairs(std::span<const std::byte* const> rows, const float* weights,
-                                   std::size_t offset, std::byte* out) {
+                                   std::size_t offset, std::size_t ahead, std::byte* out) {
   constexpr std::size_t kStep = kPair * size_of(kDType);
   const Pair zero = {hn::Zero(F32()), hn::Zero(F32())};
   Pair a = zero;
@@ -82,15 +100,17 @@ HWY_INLINE void combine_four_pairs(std::span<const std::byte* const> rows, const
   for (std::size_t k = 0; k < rows.size(); ++k) {
     const Floats weight = hn::Set(F32(), weights[k]);
     const std::byte* const row = rows[k] + offset;
+    for (std::size_t line = 0; line < 4 * kStep; line += kLine) hwy::Prefetch(row + ahead + line);
     add_product<kDType>(a, weight, row);
     add_product<kDType>(b, weight, row + kStep);
     add_product<kDType>(c, weight, row + 2 * kStep);
     add_product<kDType>(d, weight, row + 3 * kStep);
   }
-  store_pair<kDType>(a, out + offset);
-  store_pair<kDType>(b, out + offset + kStep);
-  store_pair<kDType>(c, out + offset + 2 * kStep);
-  store_pair<kDType>(d, out + offset + 3 * kStep);
+  if (kDType == DType::kBFloat16 && !may_hold_nan(a, b, c, d)) {
+    store_four_pairs<kDType, true>(a, b, c, d, out + offset);
+  } else {
+    store_four_pairs<kDType, false>(a, b, c, d, out + offset);
+  }
 }
 
 template <DType kDType>
@@ -100,17 +120,21 @@ HWY_INLINE void combine_pair(std::span<const std::byte* const> rows, const float
   for (std::size_t k = 0; k < rows.size(); ++k) {
     add_product<kDType>(sum, hn::Set(F32(), weights[k]), rows[k] + offset);
   }
-  store_pair<kDType>(sum, out + offset);
+  store_pair<kDType, false>(sum, out + offset);
 }
 
 template <DType kDType>
 void combine(std::span<const std::byte* const> rows, const float* weights, int num_channels,
              std::byte* out) {
   constexpr std::size_t kSize = size_of(kDType);
+  // Of 0, 512, 1024 and 2048 bytes the best: 24 us instead of 27 for 8 tokens of K = 8, H = 7168,
+  // bf16, in L2 (AVX3).
+  constexpr std::size_t kAhead = 512;
   const auto hidden = static_cast<std::size_t>(num_channels);
   std::size_t channel = 0;
   for (; channel + 4 * kPair <= hidden; channel += 4 * kPair) {
-    combine_four_pairs<kDType>(rows, weights, channel * kSize, out);
+    const bool goes_on = channel + 4 * kPair + kAhead / kSize <= hidden;
+    combine_four_pairs<kDType>(rows, weights, channel * kSize, goes_on ? kAhead : 0, out);
   }
   for (; channel + kPair <= hidden; channel += kPair) {
     combine_pair<kDType>(rows, weights, channel * kSize, out);

@@ -146,21 +146,31 @@ HWY_INLINE Pair load_pair(const std::byte* source) {
   }
 }
 
-// bf16 in the upper half of each word; the lower half is rubbish.
-HWY_INLINE Words round_bf16(Floats values) {
+// bf16 in the upper half of each word; the lower half is rubbish. Not for NaN, which the carry may
+// turn into anything.
+HWY_INLINE Words round_number_to_bf16(Floats values) {
   const Words bits = bits_of(values);
   const Words last = hn::And(hn::ShiftRight<16>(bits), word(1));
-  const Words rounded = hn::Add(hn::Add(bits, word(0x7fff)), last);
-  const Words quiet = hn::Or(bits, word(0x400000));  // NaN stays NaN
-  return select(hn::Ne(values, values), quiet, rounded);
+  return hn::Add(hn::Add(bits, word(0x7fff)), last);
 }
 
-template <DType kDType>
+HWY_INLINE Words round_bf16(Floats values) {
+  const Words quiet = hn::Or(bits_of(values), word(0x400000));  // NaN stays NaN
+  return select(hn::Ne(values, values), quiet, round_number_to_bf16(values));
+}
+
+HWY_INLINE Words merge_bf16(Words even, Words odd) {
+  return hn::Or(hn::ShiftRight<16>(even), hn::And(odd, word(0xffff0000)));
+}
+
+// kIsNumber: no lane is a NaN, which saves a third of the work for bf16.
+template <DType kDType, bool kIsNumber>
 HWY_INLINE void store_pair(Pair pair, std::byte* destination) {
-  if constexpr (kDType == DType::kBFloat16) {
-    const Words even = hn::ShiftRight<16>(round_bf16(pair.first));
-    const Words odd = hn::And(round_bf16(pair.second), word(0xffff0000));
-    store(U32(), hn::Or(even, odd), destination);
+  if constexpr (kDType == DType::kBFloat16 && kIsNumber) {
+    const Words even = round_number_to_bf16(pair.first);
+    store(U32(), merge_bf16(even, round_number_to_bf16(pair.second)), destination);
+  } else if constexpr (kDType == DType::kBFloat16) {
+    store(U32(), merge_bf16(round_bf16(pair.first), round_bf16(pair.second)), destination);
   } else if constexpr (kDType == DType::kFloat16) {
     store_fp16(pair.first, destination);
     store_fp16(pair.second, destination + 2 * kLanes);
