@@ -54,6 +54,8 @@ CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
   const std::size_t most_selections =
       static_cast<std::size_t>(capacity.max_tokens) * static_cast<std::size_t>(capacity.max_topk);
   selections_.reserve(most_selections);
+  sources_.resize(most_selections);
+  source_starts_.resize(num_experts);
   sent_.resize(num_experts);
   count_matrix_.resize(plan.num_ranks * num_experts);
   landing_begin_.resize(num_experts);

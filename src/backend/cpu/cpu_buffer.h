@@ -100,6 +100,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void plan_received(const runtime::DispatchCall& call, const Context& context);
   void write_rows(const runtime::DispatchCall& call, const Context& context,
                   std::span<const std::int64_t> begin);
+  void write_sources(const runtime::DispatchCall& call, const Half& half,
+                     std::span<const std::int64_t> begin);
   void copy_landed_rows(const runtime::DispatchCall& call, const Context& context);
   [[nodiscard]] StoreKind store_kind(std::int64_t num_bytes) const;
 
@@ -120,6 +122,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
   std::vector<core::Selection> selections_;        // scratch, swapped into the half
   std::vector<std::int32_t> sent_;                 // the same
   std::vector<Region> regions_;                    // [R] scratch of write_rows
+  std::vector<std::int64_t> source_starts_;        // [E] scratch of write_sources
+  std::vector<std::int32_t> sources_;              // [T * K] the same
   std::vector<const std::byte*> combine_regions_;  // [R] scratch of pull_rows
   std::vector<int> owners_;                        // scratch: ranks that this rank's tokens went to
   std::vector<std::int32_t> count_matrix_;         // [R, E] of the dispatch at hand

@@ -9,8 +9,11 @@
 namespace tandem::cpu {
 namespace {
 
-// Rows that outgrow this many bytes in one dispatch are written past the cache.
-constexpr std::int64_t kStreamingBytes = std::int64_t{8} << 20;
+// What all ranks of this host write in one operation, beyond which rows are written past the cache.
+// Two cores of a Xeon with 2 MB of L2 each and an L3 that they share with others (us, dispatch,
+// bf16, ordinary / streaming stores, H = 7168, K = 8): T = 32 207 / 228, 64 421 / 476, 96 572 /
+// 695, 128 760 / 767, 256 1587 / 1641, 512 5720 / 4140; where others crowd the L3, 128 1700 / 1000.
+constexpr std::int64_t kStreamingBytes = std::int64_t{24} << 20;
 
 }  // namespace
 
@@ -38,7 +41,7 @@ core::ReceiveShape CpuBuffer::shape_of(const runtime::DispatchCall& call) const 
 }
 
 StoreKind CpuBuffer::store_kind(std::int64_t num_bytes) const {
-  return num_bytes > kStreamingBytes ? StoreKind::kStreaming : StoreKind::kCached;
+  return num_bytes * plan_.num_ranks > kStreamingBytes ? StoreKind::kStreaming : StoreKind::kCached;
 }
 
 void CpuBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage) {
@@ -97,6 +100,7 @@ void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& 
   const int num_experts = plan_.experts.num_experts();
   const std::int64_t most = std::int64_t{call.max_tokens} * call.topk;
   for (const int peer : all_ranks_) {
+    std::int32_t* const row = count_matrix_.data() + std::ptrdiff_t{peer} * num_experts;
     for (int expert = 0; expert < num_experts; ++expert) {
       const Word count =
           word(plan_.rank, plan_.block.count(parity, peer, expert)).load(std::memory_order_relaxed);
@@ -111,8 +115,7 @@ void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& 
                     "rank " + std::to_string(peer) + " published an impossible count for expert " +
                         std::to_string(expert));
       }
-      count_matrix_[std::size_t{static_cast<std::size_t>(peer)} * num_experts + expert] =
-          static_cast<std::int32_t>(layout::value_of(count));
+      row[expert] = static_cast<std::int32_t>(layout::value_of(count));
     }
   }
 
@@ -158,6 +161,7 @@ void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& con
                                                 : plan_.block.landing_sources(half_there)))};
   }
 
+  write_sources(call, half, begin);
   const auto* const x = call.x.as<std::byte>();
   const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
   workers_.run(call.num_tokens, [&](int, std::int64_t first, std::int64_t last) {
@@ -170,7 +174,6 @@ void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& con
         const Region& region = regions_[plan_.experts.owner(selection.expert)];
         const std::int64_t row = begin[selection.expert] + selection.slot;
         destinations[num_rows++] = region.rows + row * pitch;
-        region.sources[row] = static_cast<std::int32_t>(token);
       }
       if (num_rows == 0) continue;
       scatter_row(x + token * x_pitch, call.x.dtype, call.row, {destinations.data(), num_rows},
@@ -178,6 +181,30 @@ void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& con
     }
     if (stores == StoreKind::kStreaming) finish_streaming();
   });
+}
+
+// Writes the source tokens of all rows, expert by expert: in the order of memory, that is, so that
+// peers who write between them take each line from each other once rather than at every row.
+void CpuBuffer::write_sources(const runtime::DispatchCall& call, const Half& half,
+                              std::span<const std::int64_t> begin) {
+  const int num_experts = plan_.experts.num_experts();
+  std::int64_t start = 0;
+  for (int expert = 0; expert < num_experts; ++expert) {
+    source_starts_[expert] = start;
+    start += half.sent[expert];
+  }
+  auto selection = half.selections.begin();
+  for (std::int32_t token = 0; token < call.num_tokens; ++token) {
+    for (int k = 0; k < call.topk; ++k, ++selection) {
+      if (selection->expert < 0) continue;
+      sources_[source_starts_[selection->expert] + selection->slot] = token;
+    }
+  }
+  for (const std::int32_t expert : plan_.experts.by_rank()) {
+    if (half.sent[expert] == 0) continue;
+    std::copy_n(sources_.data() + source_starts_[expert], half.sent[expert],
+                regions_[plan_.experts.owner(expert)].sources + begin[expert]);
+  }
 }
 
 // Slotted placement: from the landing region into the caller's tensors, in final order.
