@@ -34,18 +34,20 @@ class Communicator {
  public:
   // Takes rank, size and rendezvous name from the environment, in this order of preference:
   //   TANDEM_RANK, TANDEM_SIZE, TANDEM_RENDEZVOUS;
-  //   torchrun:  RANK, WORLD_SIZE, and MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID as the name;
-  //   mpirun:    OMPI_COMM_WORLD_RANK/SIZE or PMI_RANK/PMI_SIZE, and the job's identifier as the
-  //   name; srun:      SLURM_PROCID, SLURM_NTASKS, and the job and step identifiers as the name.
+  //   torchrun: RANK, WORLD_SIZE, and MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID as the name;
+  //   mpirun: OMPI_COMM_WORLD_RANK/SIZE or PMI_RANK/PMI_SIZE, and the job's identifier as the name;
+  //   srun: SLURM_PROCID, SLURM_NTASKS, and the job and step identifiers as the name.
   // TANDEM_RENDEZVOUS overrides the name in every case. All ranks must be on this host.
-  // Throws kInvalidArgument naming the variables if none of these is set or a value makes no sense;
-  // kTimeout naming the ranks that did not come.
+  // docs/starting.md has every variable. Throws kInvalidArgument naming the variables if none of
+  // these is set or a value makes no sense; kUnreachable if the launcher says that ranks are on
+  // other hosts; kTimeout naming the ranks that did not come.
   static Communicator from_environment(const CommunicatorOptions& options = {});
 
   // Meets the other ranks on this host under `name` (any text; one name serves one group at a time
-  // and one user: processes of other users can neither join nor see it). Throws kInvalidArgument
-  // for a rank outside [0, size), a size outside [1, kMaxRanks], or a rank or size that contradicts
-  // a peer's.
+  // and one user: processes of other users cannot join). Ranks may be threads and processes in any
+  // mixture. Throws kInvalidArgument for a rank outside [0, size), a size outside [1, kMaxRanks],
+  // a rank or size that contradicts a peer's (on all ranks), or a name that another user holds;
+  // kTimeout naming the ranks that did not come.
   static Communicator connect(const std::string& name, int rank, int size,
                               const CommunicatorOptions& options = {});
 
@@ -53,15 +55,17 @@ class Communicator {
   using AllGather = std::function<std::vector<std::vector<std::byte>>(std::span<const std::byte>)>;
 
   // Meets the other ranks through a gathering function that the caller already has; it is called
-  // once.
+  // once. Throws kUnreachable naming all ranks that are not on rank 0's host.
   static Communicator from_all_gather(int rank, int size, const AllGather& all_gather,
                                       const CommunicatorOptions& options = {});
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
 
-  // Set-up exchanges, collective over all ranks, bounded by the options' timeout: kTimeout names
-  // the missing ranks, kPeerLost a rank whose process is gone.
+  // Set-up exchanges, collective over all ranks, bounded by the options' timeout (if ranks gave
+  // different ones, the shortest): kTimeout names the missing ranks, kPeerLost a rank that is gone,
+  // kMismatch a rank that calls another exchange. All ranks get the same error, and get it again
+  // from later calls. A message may have up to 64 MiB (kInvalidArgument).
   [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(
       std::span<const std::byte> message) const;
   void barrier() const;
@@ -75,7 +79,8 @@ class Communicator {
 };
 
 // Runs `body` once per rank, each on a thread of its own, and returns when all have ended. The
-// exception of the lowest rank that threw is rethrown.
+// exception of the lowest rank that threw is rethrown; peers that waited for a rank that threw get
+// kPeerLost with its words.
 void run_threads(int num_ranks, const std::function<void(const Communicator&)>& body,
                  const CommunicatorOptions& options = {});
 
@@ -87,8 +92,8 @@ struct ProcessExit {
 };
 
 // Runs `body` once per rank, each in a process forked from this one, and waits for all. Children do
-// not outlive this process. Call it before starting threads or touching a GPU in the calling
-// process.
+// not outlive this process. Each ends by _exit after flushing its output: no handlers of atexit
+// run. Call it before starting threads or touching a GPU in the calling process.
 std::vector<ProcessExit> run_processes(int num_ranks,
                                        const std::function<int(const Communicator&)>& body,
                                        const CommunicatorOptions& options = {});

@@ -30,7 +30,7 @@ const std::vector<Launcher>& launchers() {
        {"OMPI_COMM_WORLD_SIZE"},
        "OMPI_COMM_WORLD_LOCAL_SIZE",
        nullptr},
-      {"pmi", "PMI_RANK", {"PMI_SIZE"}, nullptr, nullptr},
+      {"pmi", "PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALNRANKS", nullptr},
       {"srun",
        "SLURM_PROCID",
        {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},

@@ -32,8 +32,9 @@ using Lookup = std::function<std::optional<std::string>(const char* variable)>;
 //             |                      | or SLURM_NTASKS      | SLURM_JOBID, SLURM_STEPID)
 //
 // TANDEM_RENDEZVOUS overrides the name in every case. A launcher that says that some of its ranks
-// are on other hosts (LOCAL_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE, SLURM_STEP_NUM_NODES) is
-// refused with kUnreachable. Otherwise throws kInvalidArgument naming variables and values.
+// are on other hosts (LOCAL_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALNRANKS,
+// SLURM_STEP_NUM_NODES) is refused with kUnreachable. Otherwise throws kInvalidArgument naming
+// variables and values.
 //
 // `parent_process` is the id of the process that started this one.
 Environment read_environment(const Lookup& lookup, long parent_process);

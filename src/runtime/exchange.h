@@ -31,13 +31,9 @@ inline const char* name(Exchange exchange) {
 }
 
 inline Failure exchange_mismatch(int rank, Exchange seen, int first_rank, Exchange expected) {
-  Failure failure =
-      setup_failure(ErrorCode::kMismatch, rank,
-                    "rank " + std::to_string(rank) + " calls " + name(seen) + " while rank " +
-                        std::to_string(first_rank) + " calls " + name(expected));
-  failure.info.expected = static_cast<std::int64_t>(expected);
-  failure.info.seen = static_cast<std::int64_t>(seen);
-  return failure;
+  return setup_failure(ErrorCode::kMismatch, rank,
+                       "rank " + std::to_string(rank) + " calls " + name(seen) + " while rank " +
+                           std::to_string(first_rank) + " calls " + name(expected));
 }
 
 }  // namespace tandem::runtime
