@@ -10,6 +10,7 @@
 #include <functional>
 #include <new>
 #include <optional>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -24,6 +25,9 @@ enum class Launch { kThreads, kProcesses };
 inline std::string name_of(Launch launch) {
   return launch == Launch::kThreads ? "Threads" : "Processes";
 }
+
+// How Google Test shows it.
+inline void PrintTo(Launch launch, std::ostream* out) { *out << name_of(launch); }
 
 // Inside a rank's body, where a failed EXPECT of a forked process would go unheard.
 inline void require(bool condition, const std::string& what) {
