@@ -1,0 +1,100 @@
+// Small things that a block of threads does together.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/kernel_params.h"
+#include "backend/cuda/ptx/control.cuh"
+#include "backend/cuda/ptx/memory.cuh"
+
+namespace tandem::cuda {
+
+// Hands out pieces of the dynamic shared memory; the same arithmetic sizes it on the host, with a
+// null base.
+class SharedCarver {
+ public:
+  TANDEM_HOST_DEVICE explicit SharedCarver(std::byte* base) : base_(base) {}
+
+  template <typename T>
+  TANDEM_HOST_DEVICE T* take(std::int64_t count, std::int64_t alignment = alignof(T)) {
+    used_ = layout::round_up(used_, alignment);
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += count * static_cast<std::int64_t>(sizeof(T));
+    return piece;
+  }
+  TANDEM_HOST_DEVICE std::int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::int64_t used_ = 0;
+};
+
+// A block's place in its kernel and in the sequence of operations.
+struct Start {
+  layout::Epoch epoch;
+  std::uint32_t ticket;  // blocks of this kernel that started before
+};
+
+// Takes a start ticket; the last block to start sets the counter to the next epoch (no block of
+// this kernel reads it again, and the next kernel begins after this one's end). `also`: a second
+// counter that moves along, or null.
+__device__ inline Start take_start(std::uint64_t* counter, std::uint64_t* also) {
+  const std::uint64_t before = ptx::add_relaxed_gpu(counter, 1);
+  const Start start{static_cast<layout::Epoch>(before >> 32), static_cast<std::uint32_t>(before)};
+  if (start.ticket == gridDim.x - 1) {
+    const std::uint64_t next = layout::make_word(start.epoch + 1, 0);
+    ptx::store_relaxed(counter, next);
+    if (also != nullptr) ptx::store_relaxed(also, next);
+  }
+  return start;
+}
+
+// Is this block the last of its kernel to get here? One thread of the block calls it after a
+// barrier: acquire-release, pairs with the same call in the other blocks, so that what they have
+// read and written happens before what the last block does next.
+__device__ inline bool is_last_done(DeviceState& state) {
+  const bool last = ptx::add_acq_rel_gpu(&state.done, 1) == gridDim.x - 1;
+  if (last) ptx::store_relaxed(&state.done, 0U);
+  return last;
+}
+
+// Exclusive prefix sums of value(i), i in [0, n), handed to store(i, sum) and, for i = n, the
+// total. All threads call it; `warp_sums` is kNumWarps words of shared memory. Ends with a barrier.
+template <typename Value, typename Store>
+__device__ inline void block_scan(int n, std::uint32_t* warp_sums, Value value, Store store) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int per_thread = (n + kNumThreads - 1) / kNumThreads;
+  const int begin = min(n, thread * per_thread);
+  const int end = min(n, begin + per_thread);
+  std::uint32_t own = 0;
+  for (int i = begin; i < end; ++i) own += value(i);
+  std::uint32_t inclusive = own;
+  for (int step = 1; step < 32; step *= 2) {
+    const std::uint32_t other = __shfl_up_sync(0xffffffffU, inclusive, step);
+    if (thread % 32 >= step) inclusive += other;
+  }
+  if (thread % 32 == 31) warp_sums[thread / 32] = inclusive;
+  __syncthreads();
+  std::uint32_t sum = inclusive - own;
+  std::uint32_t total = 0;
+  for (int warp = 0; warp < kNumWarps; ++warp) {
+    if (warp < thread / 32) sum += warp_sums[warp];
+    total += warp_sums[warp];
+  }
+  for (int i = begin; i < end; ++i) {
+    const std::uint32_t item = value(i);
+    store(i, sum);
+    sum += item;
+  }
+  if (thread == 0) store(n, total);
+  __syncthreads();
+}
+
+// Stamps a phase of the operation with the device clock, for the first thread of each block.
+__device__ inline void stamp(const BufferView& buffer, int phase) {
+  if (buffer.trace != nullptr && threadIdx.x == 0) {
+    buffer.trace[blockIdx.x * 16 + phase] = ptx::now_ns();
+  }
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,336 @@
+// Dispatch: one kernel for packed placement, and the send phase of slotted placement.
+//
+// Blocks never wait for one another. The block that starts first publishes header and counts before
+// it waits for anything; every block works out by itself the slots of the entries it sends and, for
+// packed placement, the first rows from the counts of all ranks. Each block tells every peer on its
+// own that its rows have arrived. The block that is last to have read the control words waits for
+// the peers' rows and ends the operation.
+#include "backend/cuda/dispatch_shared.cuh"
+#include "backend/cuda/launch.h"
+#include "backend/cuda/wait.cuh"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr Operation kOperation = Operation::kDispatch;
+constexpr int kBatch = 4;  // entries that a thread loads before it knows the epoch
+
+// The i-th entry's expert; -1 for none, and, reported, for one that does not exist.
+__device__ int load_expert(const DispatchParams& p, int i) {
+  const std::int64_t index = p.wide_indices != 0
+                                 ? static_cast<const std::int64_t*>(p.topk_idx)[i]
+                                 : static_cast<const std::int32_t*>(p.topk_idx)[i];
+  if (index < 0) return -1;
+  return index < p.buffer.num_experts ? static_cast<int>(index) : -2;
+}
+
+__device__ void publish(const DispatchParams& p, const DispatchShared& s, layout::Epoch epoch) {
+  const BufferView& buffer = p.buffer;
+  const int parity = layout::parity(epoch);
+  const std::uint32_t header = layout::encode(
+      layout::Header{kOperation, p.half, layout::hash_arguments(p.arguments)});
+  const int per_rank = buffer.num_experts + layout::kNumArguments + 2;
+  for (int i = static_cast<int>(threadIdx.x); i < per_rank * buffer.num_ranks; i += kNumThreads) {
+    const int rank = i / per_rank;
+    int which = i - rank * per_rank;
+    std::int64_t offset = 0;
+    std::uint32_t value = 0;
+    if (which < buffer.num_experts) {
+      offset = buffer.block.count(parity, buffer.rank, which);
+      value = s.own[which];
+    } else if ((which -= buffer.num_experts) < layout::kNumArguments) {
+      offset =
+          buffer.block.argument(parity, buffer.rank, static_cast<layout::Argument>(which));
+      value = p.arguments[which];
+    } else if (which == layout::kNumArguments) {
+      offset = buffer.block.arrived(parity, buffer.rank, 0);
+      value = gridDim.x;
+    } else {
+      offset = buffer.block.header(parity, buffer.rank);
+      value = header;
+    }
+    ptx::store_relaxed(reinterpret_cast<layout::Word*>(s.peers[rank] + offset),
+                       layout::make_word(epoch, value));
+  }
+}
+
+// Waits for the header and the counts of every rank. Returns false on this thread after a failure.
+__device__ bool read_counts(const DispatchParams& p, const DispatchShared& s, layout::Epoch epoch) {
+  const BufferView& buffer = p.buffer;
+  const int parity = layout::parity(epoch);
+  const int per_rank = buffer.num_experts + 2;
+  bool ok = true;
+  for (int i = static_cast<int>(threadIdx.x); ok && i < per_rank * buffer.num_ranks;
+       i += kNumThreads) {
+    const int rank = i / per_rank;
+    const int which = i - rank * per_rank;
+    layout::Word word;
+    if (which < buffer.num_experts) {
+      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.count(parity, rank, which),
+                          Phase::kHeader, rank, &word);
+      const std::uint32_t count = layout::value_of(word);
+      if (ok && count != 0) {
+        atomicAdd(&s.all[which], count);
+        if (rank < buffer.rank) atomicAdd(&s.base[which], count);
+      }
+    } else if (which == buffer.num_experts) {
+      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.arrived(parity, rank, 0),
+                          Phase::kHeader, rank, &word);
+      s.num_words[rank] = layout::value_of(word);
+    } else {
+      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.header(parity, rank),
+                          Phase::kHeader, rank, &word) &&
+           check_header(buffer, kOperation, epoch, rank, layout::value_of(word),
+                        layout::hash_arguments(p.arguments), p.arguments);
+      s.halves[rank] =
+          static_cast<std::uint8_t>(layout::decode_header(layout::value_of(word)).half);
+    }
+  }
+  return ok;
+}
+
+template <typename X>
+__global__ void __launch_bounds__(kNumThreads, 2)
+    dispatch_kernel(const __grid_constant__ DispatchParams p) {
+  extern __shared__ __align__(128) std::byte storage[];
+  const BufferView& buffer = p.buffer;
+  const DispatchShared s(storage, buffer.num_ranks, buffer.num_experts);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  DeviceState& state = *buffer.state;
+
+  RowRing<X> ring(p, s.rings + warp * kRingBytes, s.barriers + warp * kMaxStages,
+                  s.scales + warp * 2 * kMaxGroupsPerChunk);
+  ring.init();
+  for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+    s.before[expert] = 0;
+    s.own[expert] = 0;
+    s.all[expert] = 0;
+    s.base[expert] = 0;
+    s.map[expert] = buffer.expert_map[expert];
+  }
+  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+    s.peers[rank] = buffer.blocks[rank];
+  }
+  ptx::wait_for_earlier_grids();
+  ptx::let_next_grid_start();
+  stamp(buffer, 0);
+
+  // Everything that depends on nothing else is asked for at once: ticket, rows, indices.
+  if (thread == 0) {
+    *s.start = take_start(&state.send, p.slotted != 0 ? nullptr : &state.receive);
+  }
+  const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
+  const std::int64_t num_units = std::int64_t{p.num_tokens} * p.chunks_per_row;
+  const std::int64_t unit_begin = num_units * blockIdx.x / gridDim.x;
+  const std::int64_t unit_end = num_units * (blockIdx.x + 1) / gridDim.x;
+  const auto first_token = static_cast<std::int32_t>(unit_begin / p.chunks_per_row);
+  const auto last_token =
+      unit_end > unit_begin ? static_cast<std::int32_t>((unit_end - 1) / p.chunks_per_row) + 1
+                            : first_token;
+  const int tile_tokens = kTileEntries / p.topk;
+  const int num_entries = p.num_tokens * p.topk;
+  int tile_begin = first_token * p.topk;
+  int tile_end = min(last_token, first_token + tile_tokens) * p.topk;
+  ring.prefetch(unit_begin + warp, unit_end);
+  int experts[kBatch];
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    const int i = thread + j * kNumThreads;
+    experts[j] = i < num_entries ? load_expert(p, i) : -1;
+  }
+  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) {
+    ring.finish();
+    return;
+  }
+  const layout::Epoch epoch = s.start->epoch;
+  const bool publishes = s.start->ticket == 0;
+  const int parity = layout::parity(epoch);
+  stamp(buffer, 1);
+
+  // Histogram of this rank's entries: all of them, and those before this block's.
+  bool ok = true;
+  for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
+    ok = wait_for_completed(buffer, kOperation, epoch, epoch - 2, Phase::kEnter, rank);  // rule 1
+  }
+  const auto count_entry = [&](int i, int expert) {
+    if (expert == -2 && publishes) {
+      report(buffer, kOperation, epoch,
+             {ErrorCode::kInvalidArgument, Phase::kNone, -1, buffer.num_experts, 0, i, 0}, false);
+    }
+    if (i >= tile_begin && i < tile_end) s.entries[i - tile_begin].slot.expert = expert;
+    if (expert < 0) return;
+    if (publishes || p.slotted != 0) atomicAdd(&s.own[expert], 1U);
+    if (i < tile_begin) atomicAdd(&s.before[expert], 1U);
+  };
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    const int i = thread + j * kNumThreads;
+    if (i < num_entries) count_entry(i, experts[j]);
+  }
+  const int last_counted = publishes || p.slotted != 0 ? num_entries : tile_end;
+  for (int i = thread + kBatch * kNumThreads; i < last_counted; i += kNumThreads) {
+    count_entry(i, load_expert(p, i));
+  }
+  if (__syncthreads_or(static_cast<int>(!ok)) != 0) {
+    ring.finish();
+    return;
+  }
+  if (publishes) {
+    publish(p, s, epoch);
+    if (thread == 0) {
+      state.half[p.half].dispatch_id = p.id;
+      state.half[p.half].dispatch_epoch = epoch;
+      state.half[p.half].has_rows = 0;
+    }
+  }
+  stamp(buffer, 2);
+
+  // Slots: entries before the tile, and earlier ones in it, with the same expert.
+  const auto find_slots = [&](int num) {
+    for (int i = thread; i < num; i += kNumThreads) {
+      const int expert = s.entries[i].slot.expert;
+      if (expert < 0) continue;
+      std::uint32_t slot = s.before[expert];
+      for (int j = 0; j < i; ++j) slot += s.entries[j].slot.expert == expert ? 1U : 0U;
+      s.entries[i].slot.slot = slot;
+    }
+  };
+  find_slots(tile_end - tile_begin);
+
+  bool overflow = false;
+  std::uint32_t* scan = p.slotted != 0 ? s.all : s.own;
+  const std::int64_t rows_per_source =
+      std::int64_t{p.max_tokens} *
+      min(p.topk, buffer.block.capacity().max_local_experts);  // of a landing region
+  if (p.slotted != 0) {
+    scan_starts(buffer, s.own, 1, scan, s.warp_sums);
+    for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+      const int first = buffer.first_of_rank[owner_of(s.map[expert])];
+      s.base[expert] = scan[first + local_of(s.map[expert])] - scan[first];
+    }
+    __syncthreads();
+  } else {
+    const bool counts_ok = read_counts(p, s, epoch);
+    if (__syncthreads_or(static_cast<int>(!counts_ok)) != 0) {
+      ring.finish();
+      return;
+    }
+    stamp(buffer, 3);
+    overflow = add_starts(p, epoch, s.all, s.base, s.map, scan, s.warp_sums,
+                          buffer.block.capacity().view_rows);
+  }
+  stamp(buffer, 4);
+
+  // Tile by tile: entries become addresses, rows go out.
+  Route* routes = buffer.arrays[p.half].routes;
+  for (std::int32_t tile_token = first_token; tile_token < last_token;) {
+    const int num = tile_end - tile_begin;
+    for (int i = thread; i < num; i += kNumThreads) {
+      const int expert = s.entries[i].slot.expert;
+      const std::int32_t token = tile_token + i / p.topk;
+      Route route = kNoRoute;
+      std::byte* destination = nullptr;
+      if (expert >= 0 && !overflow) {
+        const int owner = owner_of(s.map[expert]);
+        const std::int64_t slot = s.entries[i].slot.slot;
+        std::int64_t row = std::int64_t{s.base[expert]} + slot;
+        std::int64_t rows_at = 0;
+        std::int64_t sources_at = 0;
+        bool fits = true;
+        if (p.slotted != 0) {
+          fits = row < rows_per_source;  // else the receivers see the overflow in the counts
+          row += buffer.rank * rows_per_source;
+          rows_at = buffer.block.landing_rows(parity);
+          sources_at = buffer.block.landing_sources(parity);
+          route = (static_cast<Route>(expert) << kRouteOwnerShift) | slot;
+        } else {
+          rows_at = buffer.block.view_rows(s.halves[owner]);
+          sources_at = buffer.block.view_sources(s.halves[owner]);
+          route = (static_cast<Route>(owner) << kRouteOwnerShift) | row;
+        }
+        if (fits) {
+          destination = s.peers[owner] + rows_at + row * p.row.pitch();
+          if (std::int64_t{token} * p.chunks_per_row >= unit_begin) {  // the row begins in this block
+            reinterpret_cast<std::int32_t*>(s.peers[owner] + sources_at)[row] = token;
+          }
+        }
+      }
+      if (std::int64_t{token} * p.chunks_per_row >= unit_begin) routes[tile_begin + i] = route;
+      s.entries[i].destination = destination;
+    }
+    __syncthreads();
+    const std::int32_t next_token = tile_token + num / p.topk;
+    const std::int64_t tile_unit_end =
+        min(unit_end, std::int64_t{next_token} * p.chunks_per_row);
+    ring.send(tile_unit_end, tile_token, reinterpret_cast<std::byte* const*>(s.entries));
+    tile_token = next_token;
+    if (tile_token >= last_token) break;
+    __syncthreads();
+    for (int i = tile_begin + thread; i < tile_end; i += kNumThreads) {
+      const int expert = load_expert(p, i);
+      if (expert >= 0) atomicAdd(&s.before[expert], 1U);
+    }
+    tile_begin = tile_end;
+    tile_end = min(last_token, tile_token + tile_tokens) * p.topk;
+    for (int i = tile_begin + thread; i < tile_end; i += kNumThreads) {
+      s.entries[i - tile_begin].slot.expert = load_expert(p, i);
+    }
+    __syncthreads();
+    find_slots(tile_end - tile_begin);
+    __syncthreads();
+  }
+  stamp(buffer, 5);
+  // All threads have read their control words (the barrier after read_counts). Asked here, where
+  // the answer comes while the rows are on their way.
+  if (p.slotted == 0 && thread == 0) *s.flag = static_cast<int>(is_last_done(state));
+  ring.finish();
+  __syncthreads();
+  stamp(buffer, 6);
+  // Arrived: release, pairs with the fence in wait_for_rows. The barrier has gathered the rows of
+  // all threads of this block.
+  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+    ptx::fence(buffer.across_devices != 0);
+    ptx::store_relaxed(
+        reinterpret_cast<layout::Word*>(
+            s.peers[rank] +
+            buffer.block.arrived(parity, buffer.rank, 1 + static_cast<int>(blockIdx.x))),
+        layout::make_word(epoch, 0));
+  }
+  stamp(buffer, 7);
+  if (p.slotted != 0) return;
+  if (*s.flag == 0) return;
+
+  // The end of the operation.
+  write_handle_arrays(p, epoch, s.all, scan, overflow);
+  ok = wait_for_rows(buffer, epoch, s.num_words);
+  // Rule 2 for the combine region that goes with this half: next_combine_buffer hands it out next.
+  for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
+    ok = wait_for_completed(buffer, kOperation, epoch, state.half[p.half].combine_epoch,
+                            Phase::kCombineHalf, rank);
+  }
+  if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  if (thread == 0) state.half[p.half].has_rows = overflow ? 0 : 1;
+  publish_completed(buffer, epoch, s.peers);
+  stamp(buffer, 8);
+}
+
+}  // namespace
+
+std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts) {
+  return DispatchShared(nullptr, num_ranks, num_experts).size_bytes;
+}
+
+const void* dispatch_kernel_for(Format format, DType x_dtype) {
+  if (!is_fp8(format)) return reinterpret_cast<const void*>(&dispatch_kernel<void>);
+  switch (x_dtype) {
+    case DType::kBFloat16:
+      return reinterpret_cast<const void*>(&dispatch_kernel<__nv_bfloat16>);
+    case DType::kFloat16:
+      return reinterpret_cast<const void*>(&dispatch_kernel<__half>);
+    default:
+      return reinterpret_cast<const void*>(&dispatch_kernel<float>);
+  }
+}
+
+}  // namespace tandem::cuda

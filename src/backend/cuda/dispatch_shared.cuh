@@ -1,0 +1,181 @@
+// Shared memory of a block of the dispatch kernels.
+#pragma once
+
+#include "backend/cuda/block_tools.cuh"
+#include "backend/cuda/kernel_params.h"
+#include "backend/cuda/row_ring.cuh"
+#include "backend/cuda/wait.cuh"
+
+namespace tandem::cuda {
+
+// An entry (token, k) of the tile at hand, on its way to the address of its row.
+union Entry {
+  struct {
+    std::int32_t expert;
+    std::uint32_t slot;
+  } slot;
+  std::byte* destination;
+};
+
+struct DispatchShared {
+  std::byte* rings;
+  std::uint64_t* barriers;  // [kNumWarps, kMaxStages]
+  float* scales;            // [kNumWarps, 2 * kMaxGroupsPerChunk]
+  Entry* entries;           // [kTileEntries]
+  std::byte** peers;        // [R]: their blocks
+  std::uint32_t* before;    // [E]: this rank's entries before the tile
+  std::uint32_t* own;       // [E + 1]: this rank's entries; later scratch
+  std::uint32_t* all;       // [E + 1]: entries of all ranks
+  std::uint32_t* base;      // [E]: entries of lower ranks, then the first row of this rank's entries
+  std::uint32_t* map;       // [E]: owner << 16 | local number
+  std::uint32_t* warp_sums;  // [kNumWarps]
+  std::uint32_t* num_words;  // [R]: arrival words to expect
+  std::uint8_t* halves;      // [R]: of the peers' views
+  Start* start;
+  int* flag;
+  std::int64_t size_bytes;
+
+  TANDEM_HOST_DEVICE DispatchShared(std::byte* storage, int num_ranks, int num_experts) {
+    SharedCarver carver(storage);
+    rings = carver.take<std::byte>(std::int64_t{kNumWarps} * kRingBytes, 128);
+    barriers = carver.take<std::uint64_t>(kNumWarps * kMaxStages);
+    entries = carver.take<Entry>(kTileEntries);
+    peers = carver.take<std::byte*>(num_ranks);
+    start = carver.take<Start>(1);
+    scales = carver.take<float>(kNumWarps * 2 * kMaxGroupsPerChunk);
+    before = carver.take<std::uint32_t>(num_experts);
+    own = carver.take<std::uint32_t>(num_experts + 1);
+    all = carver.take<std::uint32_t>(num_experts + 1);
+    base = carver.take<std::uint32_t>(num_experts);
+    map = carver.take<std::uint32_t>(num_experts);
+    warp_sums = carver.take<std::uint32_t>(kNumWarps);
+    num_words = carver.take<std::uint32_t>(num_ranks);
+    flag = carver.take<int>(1);
+    halves = carver.take<std::uint8_t>(num_ranks);
+    size_bytes = carver.used();
+  }
+};
+
+__device__ inline int owner_of(std::uint32_t mapped) { return static_cast<int>(mapped >> 16); }
+__device__ inline int local_of(std::uint32_t mapped) { return static_cast<int>(mapped & 0xffffU); }
+
+// The first row of each expert on its owner. kPacked layout: `scan` becomes prefix sums of the
+// aligned counts in the order of by_rank; the difference to the owner's first expert is the row.
+__device__ inline void scan_starts(const BufferView& buffer, const std::uint32_t* counts,
+                                   std::uint32_t alignment, std::uint32_t* scan,
+                                   std::uint32_t* warp_sums) {
+  block_scan(
+      buffer.num_experts, warp_sums,
+      [&](int position) {
+        const std::uint32_t count = counts[buffer.by_rank[position]];
+        return alignment == 1 ? count : (count + alignment - 1) / alignment * alignment;
+      },
+      [&](int position, std::uint32_t sum) { scan[position] = sum; });
+}
+
+// Adds the start of each expert to base[e]; returns whether some rank's rows do not fit, and, on
+// one thread, reports it. All threads call it and get the same answer, as do all ranks: it depends
+// on the count matrix alone. `scan` is scratch of E + 1 words.
+__device__ inline bool add_starts(const DispatchParams& p, layout::Epoch epoch,
+                                  const std::uint32_t* all, std::uint32_t* base,
+                                  const std::uint32_t* map, std::uint32_t* scan,
+                                  std::uint32_t* warp_sums, std::int64_t capacity_rows) {
+  const BufferView& buffer = p.buffer;
+  const int thread = static_cast<int>(threadIdx.x);
+  std::int64_t needed = -1;
+  std::int64_t limit = 0;
+  int culprit = -1;
+  if (p.padded != 0) {
+    const std::int64_t rows_per_expert = std::int64_t{buffer.num_ranks} * p.max_tokens;
+    for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+      base[expert] += static_cast<std::uint32_t>(local_of(map[expert]) * rows_per_expert);
+      if (all[expert] > rows_per_expert) {
+        needed = all[expert];
+        limit = rows_per_expert;
+        culprit = owner_of(map[expert]);
+      }
+    }
+  } else {
+    scan_starts(buffer, all, static_cast<std::uint32_t>(p.row_alignment), scan, warp_sums);
+    for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+      const int first = buffer.first_of_rank[owner_of(map[expert])];
+      base[expert] += scan[first + local_of(map[expert])] - scan[first];
+    }
+    for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+      const std::int64_t rows =
+          scan[buffer.first_of_rank[rank + 1]] - scan[buffer.first_of_rank[rank]];
+      if (rows > capacity_rows) {
+        needed = rows;
+        limit = capacity_rows;
+        culprit = rank;
+      }
+    }
+  }
+  if (needed >= 0) {
+    report(buffer, Operation::kDispatch, epoch,
+           {ErrorCode::kCapacity, Phase::kHeader, culprit, limit, needed, 0, 0}, false);
+  }
+  return __syncthreads_or(static_cast<int>(needed >= 0)) != 0;
+}
+
+// What dispatch hands out besides rows: counts, offsets, ranges of this rank's experts.
+// `scan` as add_starts left it.
+__device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoch epoch,
+                                           const std::uint32_t* all, const std::uint32_t* scan,
+                                           bool overflow) {
+  const BufferView& buffer = p.buffer;
+  const BufferView::Arrays& arrays = buffer.arrays[p.half];
+  const int first = buffer.first_of_rank[buffer.rank];
+  const int num_local = buffer.first_of_rank[buffer.rank + 1] - first;
+  const std::byte* own_block = buffer.blocks[buffer.rank];
+  for (int local = static_cast<int>(threadIdx.x); local <= num_local; local += kNumThreads) {
+    std::int64_t offset = std::int64_t{local} * buffer.num_ranks * p.max_tokens;
+    if (p.padded == 0) offset = scan[first + local] - scan[first];
+    arrays.offsets[local] = overflow ? 0 : offset;
+    if (local == num_local) continue;
+    const int expert = buffer.by_rank[first + local];
+    arrays.counts[local] = overflow ? 0 : static_cast<std::int32_t>(all[expert]);
+    std::uint64_t lower = 0;
+    for (int rank = 0; rank < buffer.num_ranks; ++rank) {
+      const auto* word = reinterpret_cast<const layout::Word*>(
+          own_block + buffer.block.count(layout::parity(epoch), rank, expert));
+      const std::uint64_t count = overflow ? 0 : layout::value_of(ptx::load_relaxed(word));
+      arrays.ranges[std::int64_t{local} * buffer.num_ranks + rank] =
+          static_cast<std::int64_t>((lower << 32) | count);
+      lower += count;
+    }
+  }
+}
+
+// Waits until every block of every peer has said that its rows are here (index 0 of a source's
+// arrival words tells how many to expect). Returns false on this thread if a wait failed.
+__device__ inline bool wait_for_rows(const BufferView& buffer, layout::Epoch epoch,
+                                     const std::uint32_t* num_words) {
+  bool ok = true;
+  int word_index = static_cast<int>(threadIdx.x);
+  for (int rank = 0; rank < buffer.num_ranks; ++rank) {
+    const int expected = static_cast<int>(num_words[rank]);
+    for (; ok && word_index < expected; word_index += kNumThreads) {
+      layout::Word word;
+      ok = wait_for_epoch(buffer, Operation::kDispatch, epoch,
+                          buffer.block.arrived(layout::parity(epoch), rank, 1 + word_index),
+                          Phase::kRows, rank, &word);
+    }
+    word_index -= expected;
+    if (word_index < 0) word_index += kNumThreads;  // the loop ended early by an error
+  }
+  ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence before the arrival words
+  return ok;
+}
+
+// Ends the receive phase of an operation: peers may overwrite what it read.
+__device__ inline void publish_completed(const BufferView& buffer, layout::Epoch epoch,
+                                         std::byte* const* peers) {
+  for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks; rank += kNumThreads) {
+    ptx::store_relaxed(
+        reinterpret_cast<layout::Word*>(peers[rank] + buffer.block.completed(buffer.rank)),
+        layout::make_word(epoch, 0));
+  }
+}
+
+}  // namespace tandem::cuda

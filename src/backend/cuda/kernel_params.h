@@ -1,0 +1,108 @@
+// What the kernels are launched with: plain data, copied into the launch (and so into a captured
+// graph). Everything else that they need is in device memory (state_view.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/state_view.h"
+#include "layout/block.h"
+#include "layout/row.h"
+#include "tandem/types.h"
+
+namespace tandem::cuda {
+
+inline constexpr int kNumThreads = 512;
+inline constexpr int kNumWarps = kNumThreads / 32;
+// Most blocks of one kernel: arrival words per source rank. Above the multiprocessors of any GPU.
+inline constexpr int kMaxBlocks = 256;
+// A warp's ring of row chunks in shared memory. Sixteen such rings and the tables of a few hundred
+// experts are under half of a multiprocessor, so that two grids fit side by side.
+inline constexpr int kChunkBytes = 2048;
+inline constexpr int kRingBytes = 3 * kChunkBytes;
+// (token, k) entries whose destinations a block works out at a time.
+inline constexpr int kTileEntries = 1024;
+// Four tables of E words and what else a block shares must fit.
+inline constexpr int kMaxExperts = 4096;
+
+// Where a token's k-th row lies: kept per half from dispatch to combine.
+using Route = std::int64_t;  // owner << 48 | row; for slotted sends, until received: slot; -1: none
+inline constexpr Route kNoRoute = -1;
+inline constexpr int kRouteOwnerShift = 48;
+
+// Fixed for a buffer.
+struct BufferView {
+  layout::Block block;
+  std::byte* const* blocks = nullptr;          // [R], device memory
+  const std::uint32_t* expert_map = nullptr;   // [E]: owner << 16 | local number
+  const std::int32_t* by_rank = nullptr;       // [E]: experts by (owner, local number)
+  const std::int32_t* first_of_rank = nullptr; // [R + 1]: where each rank's begin in by_rank
+  DeviceState* state = nullptr;
+  ErrorRecord* record = nullptr;  // device address of host memory
+  std::uint64_t timeout_ns = 0;   // ~0: none
+  std::int32_t rank = 0;
+  std::int32_t num_ranks = 1;
+  std::int32_t num_experts = 1;
+  std::int32_t across_devices = 0;
+  std::uint64_t* trace = nullptr;  // phase stamps; null: none
+
+  // Arrays of a handle, by half.
+  struct Arrays {
+    std::int32_t* counts = nullptr;
+    std::int64_t* offsets = nullptr;
+    std::int64_t* ranges = nullptr;
+    std::int32_t* source_tokens = nullptr;
+    Route* routes = nullptr;  // [M, K]
+  };
+  Arrays arrays[2];
+};
+
+struct DispatchParams {
+  BufferView buffer;
+  const std::byte* x = nullptr;
+  std::int64_t x_pitch = 0;  // bytes
+  const void* topk_idx = nullptr;
+  std::int32_t wide_indices = 0;  // int64
+  std::int32_t num_tokens = 0;
+  std::int32_t topk = 0;
+  std::int32_t max_tokens = 0;
+  layout::RowShape row;
+  std::int32_t x_element_bytes = 2;
+  std::int32_t x_aligned = 0;  // rows of x may be moved by 16-byte accesses
+  std::int32_t chunk_bytes = kChunkBytes;  // of x, per unit of work
+  std::int32_t chunks_per_row = 1;
+  std::int32_t slotted = 0;
+  std::int32_t padded = 0;
+  std::int32_t row_alignment = 1;
+  std::int32_t half = 0;
+  std::uint64_t id = 0;
+  std::uint32_t arguments[layout::kNumArguments] = {};
+  // Receive phase of slotted placement.
+  std::byte* recv_x = nullptr;
+  std::byte* recv_scales = nullptr;
+  std::int32_t recv_aligned = 0;
+  std::int64_t recv_rows = 0;  // rows that recv_x has
+};
+
+struct CombineParams {
+  BufferView buffer;
+  const float* weights = nullptr;
+  std::byte* out = nullptr;
+  std::int64_t out_pitch = 0;  // bytes
+  std::int32_t out_aligned = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t topk = 0;
+  std::int32_t hidden = 0;
+  std::int32_t element_bytes = 2;
+  std::int32_t half = 0;
+  std::uint64_t dispatch_id = 0;
+  std::uint32_t shape_argument = 0;
+  std::int32_t sends = 0;     // publish `ready` at the start
+  std::int32_t receives = 0;  // gather
+  // Staging.
+  const std::byte* y = nullptr;
+  std::int64_t y_pitch = 0;  // bytes
+  std::int32_t y_aligned = 0;
+};
+
+}  // namespace tandem::cuda

@@ -1,0 +1,24 @@
+// The kernels, for the host code that launches them.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/kernel_params.h"
+#include "tandem/types.h"
+
+namespace tandem::cuda {
+
+// Kernels as cudaLaunchKernelExC and cudaFuncSetAttribute take them. Each has one argument, a
+// DispatchParams or a CombineParams, and blocks of kNumThreads threads.
+const void* dispatch_kernel_for(Format format, DType x_dtype);  // packed; slotted: the send phase
+const void* receive_kernel();                                   // slotted: the receive phase
+const void* combine_kernel_for(DType dtype);
+const void* stage_kernel();  // staged combine: the send phase
+
+// Dynamic shared memory of a block.
+std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts);
+std::int64_t receive_shared_bytes(int num_ranks, int num_experts);
+std::int64_t combine_shared_bytes(int num_ranks);
+std::int64_t stage_shared_bytes();
+
+}  // namespace tandem::cuda

@@ -1,0 +1,83 @@
+// Loads, stores, fences and atomics of the protocol, as PTX (ISA 8.x, section "Memory Consistency
+// Model"). Everything that orders memory between ranks is in this file.
+//
+// Control words are single 64-bit relaxed accesses of system scope: morally strong with each other
+// whatever device the peer is on, and as cheap as weak ones on memory of this device. Payload is
+// ordered by fences around them: writer  payload; fence; relaxed store  and reader  relaxed load;
+// fence; payload  form release and acquire patterns. The fences' scope is the widest that a buffer
+// needs: .gpu if all ranks share one device, .sys otherwise.
+#pragma once
+
+#include <cstdint>
+
+namespace tandem::cuda::ptx {
+
+__device__ __forceinline__ std::uint64_t load_relaxed(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_relaxed(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+// Orders all earlier accesses of this thread, and those it has synchronised with (barriers of its
+// block, earlier kernels of its stream), against its later ones.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ void fence(bool across_devices) {
+  if (across_devices) {
+    fence_sys();
+  } else {
+    fence_gpu();
+  }
+}
+
+__device__ __forceinline__ std::uint64_t add_relaxed_gpu(std::uint64_t* address,
+                                                         std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(address), "l"(value)
+               : "memory");
+  return before;
+}
+
+__device__ __forceinline__ std::uint32_t add_acq_rel_gpu(std::uint32_t* address,
+                                                         std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
+// 16 bytes of payload that is read once: kept out of the first-level cache. Coherent (not .nc):
+// peers wrote it while this kernel ran.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
+__device__ __forceinline__ void store_once(void* address, const uint4& value) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+}  // namespace tandem::cuda::ptx

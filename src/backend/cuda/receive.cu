@@ -1,0 +1,242 @@
+// The receive phase of a slotted dispatch: waits for counts and rows of all ranks, copies rows from
+// the landing region into the caller's tensor in their final order, and turns slots into routes.
+#include "backend/cuda/dispatch_shared.cuh"
+#include "backend/cuda/launch.h"
+#include "backend/cuda/row_copy.cuh"
+#include "backend/cuda/wait.cuh"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr Operation kOperation = Operation::kDispatch;
+
+struct ReceiveShared {
+  std::byte** peers;
+  Start* start;
+  int* flag;
+  std::uint32_t* all;   // [E + 1]
+  std::uint32_t* base;  // [E]: lower ranks' entries, then first row of this rank's entries
+  std::uint32_t* map;
+  std::uint32_t* scan;  // [E + 1]
+  std::uint32_t* num_words;
+  std::uint32_t* segment;  // [R]: rows of lower-numbered sources, in the tiles' order
+  RunTile tile;
+  std::int64_t size_bytes;
+
+  TANDEM_HOST_DEVICE ReceiveShared(std::byte* storage, int num_ranks, int num_experts)
+      : ReceiveShared(SharedCarver(storage), num_ranks, num_experts) {}
+  TANDEM_HOST_DEVICE ReceiveShared(SharedCarver carver, int num_ranks, int num_experts)
+      : tile(carver) {
+    peers = carver.take<std::byte*>(num_ranks);
+    start = carver.take<Start>(1);
+    flag = carver.take<int>(1);
+    all = carver.take<std::uint32_t>(num_experts + 1);
+    base = carver.take<std::uint32_t>(num_experts);
+    map = carver.take<std::uint32_t>(num_experts);
+    scan = carver.take<std::uint32_t>(num_experts + 1);
+    num_words = carver.take<std::uint32_t>(num_ranks);
+    segment = carver.take<std::uint32_t>(num_ranks);
+    size_bytes = carver.used();
+  }
+};
+
+// Waits for header, counts and number of arrival words of every rank.
+__device__ bool read_counts(const DispatchParams& p, const ReceiveShared& s, layout::Epoch epoch) {
+  const BufferView& buffer = p.buffer;
+  const int parity = layout::parity(epoch);
+  const int per_rank = buffer.num_experts + 2;
+  bool ok = true;
+  for (int i = static_cast<int>(threadIdx.x); ok && i < per_rank * buffer.num_ranks;
+       i += kNumThreads) {
+    const int rank = i / per_rank;
+    const int which = i - rank * per_rank;
+    layout::Word word;
+    if (which < buffer.num_experts) {
+      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.count(parity, rank, which),
+                          Phase::kHeader, rank, &word);
+      const std::uint32_t count = layout::value_of(word);
+      if (ok && count != 0) {
+        atomicAdd(&s.all[which], count);
+        if (rank < buffer.rank) atomicAdd(&s.base[which], count);
+      }
+    } else if (which == buffer.num_experts) {
+      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.arrived(parity, rank, 0),
+                          Phase::kHeader, rank, &word);
+      s.num_words[rank] = layout::value_of(word);
+    } else {
+      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.header(parity, rank),
+                          Phase::kHeader, rank, &word) &&
+           check_header(buffer, kOperation, epoch, rank, layout::value_of(word),
+                        layout::hash_arguments(p.arguments), p.arguments);
+    }
+  }
+  return ok;
+}
+
+__global__ void __launch_bounds__(kNumThreads, 2)
+    dispatch_receive_kernel(const __grid_constant__ DispatchParams p) {
+  extern __shared__ __align__(128) std::byte storage[];
+  const BufferView& buffer = p.buffer;
+  const ReceiveShared s(storage, buffer.num_ranks, buffer.num_experts);
+  const int thread = static_cast<int>(threadIdx.x);
+  DeviceState& state = *buffer.state;
+  for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+    s.all[expert] = 0;
+    s.base[expert] = 0;
+    s.map[expert] = buffer.expert_map[expert];
+  }
+  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+    s.peers[rank] = buffer.blocks[rank];
+  }
+  ptx::wait_for_earlier_grids();
+  ptx::let_next_grid_start();
+  if (thread == 0) *s.start = take_start(&state.receive, nullptr);
+  const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
+  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
+  const layout::Epoch epoch = s.start->epoch;
+  const int parity = layout::parity(epoch);
+  stamp(buffer, 9);
+
+  bool ok = read_counts(p, s, epoch);
+  if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  stamp(buffer, 10);
+
+  // Every rank comes to the same verdict: rows that do not fit at a receiver, or, because tokens
+  // name an expert twice, at a source's part of a landing region.
+  const std::int64_t rows_per_source =
+      std::int64_t{p.max_tokens} * min(p.topk, buffer.block.capacity().max_local_experts);
+  std::int64_t too_many = -1;
+  int culprit = -1;
+  for (int pair = thread; pair < buffer.num_ranks * buffer.num_ranks; pair += kNumThreads) {
+    const int source = pair / buffer.num_ranks;
+    const int owner = pair % buffer.num_ranks;
+    std::int64_t rows = 0;
+    for (int i = buffer.first_of_rank[owner]; i < buffer.first_of_rank[owner + 1]; ++i) {
+      rows += layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
+          buffer.blocks[buffer.rank] + buffer.block.count(parity, source, buffer.by_rank[i]))));
+    }
+    if (rows > rows_per_source) {
+      too_many = rows;
+      culprit = source;
+    }
+  }
+  if (too_many >= 0) {
+    report(buffer, kOperation, epoch,
+           {ErrorCode::kCapacity, Phase::kHeader, culprit, rows_per_source, too_many, 0, 0}, false);
+  }
+  bool overflow = __syncthreads_or(static_cast<int>(too_many >= 0)) != 0;
+  // The caller's tensor has the capacity's rows whether or not this buffer has views.
+  overflow = add_starts(p, epoch, s.all, s.base, s.map, s.scan, s.tile.warp_sums, p.recv_rows) ||
+             overflow;
+
+  if (overflow) {
+    ok = true;
+  } else {
+    ok = wait_for_rows(buffer, epoch, s.num_words);
+  }
+  if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  stamp(buffer, 11);
+
+  // Slots of this rank's own entries become routes.
+  Route* routes = buffer.arrays[p.half].routes;
+  const int num_entries = p.num_tokens * p.topk;
+  for (int i = static_cast<int>(blockIdx.x) * kNumThreads + thread; i < num_entries;
+       i += static_cast<int>(gridDim.x) * kNumThreads) {
+    const Route route = routes[i];
+    if (route < 0) continue;
+    const auto expert = static_cast<int>(route >> kRouteOwnerShift);
+    const Route slot = route & ((Route{1} << kRouteOwnerShift) - 1);
+    routes[i] = overflow ? kNoRoute
+                         : ((static_cast<Route>(owner_of(s.map[expert])) << kRouteOwnerShift) |
+                            (s.base[expert] + slot));
+  }
+
+  // Runs of rows: one for each (source, local expert), sources first, as they lie in the landing
+  // region.
+  const int first = buffer.first_of_rank[buffer.rank];
+  const int num_local = buffer.first_of_rank[buffer.rank + 1] - first;
+  const int num_runs = overflow ? 0 : buffer.num_ranks * num_local;
+  const std::int64_t rows_per_expert = std::int64_t{buffer.num_ranks} * p.max_tokens;
+  const int value_bytes = static_cast<int>(p.row.value_bytes());
+  const int scale_bytes = 4 * p.row.num_scales();
+  const int chunks_per_row = (value_bytes + kCopyChunk - 1) / kCopyChunk;
+  const std::byte* own_block = buffer.blocks[buffer.rank];
+  const std::byte* landing = own_block + buffer.block.landing_rows(parity);
+  const auto* landing_sources =
+      reinterpret_cast<const std::int32_t*>(own_block + buffer.block.landing_sources(parity));
+  std::int32_t* source_tokens = buffer.arrays[p.half].source_tokens;
+  std::uint32_t carry = 0;  // rows of earlier tiles
+  for (int tile_begin = 0; tile_begin < num_runs; tile_begin += kRunsPerTile) {
+    const int runs = min(kRunsPerTile, num_runs - tile_begin);
+    std::uint32_t count = 0;
+    const int source = (tile_begin + thread) / num_local;
+    const int local = (tile_begin + thread) - source * num_local;
+    if (thread < runs) {
+      const int expert = buffer.by_rank[first + local];
+      std::uint32_t lower = 0;
+      for (int rank = 0; rank < source; ++rank) {
+        lower += layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
+            own_block + buffer.block.count(parity, rank, expert))));
+      }
+      count = layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
+          own_block + buffer.block.count(parity, source, expert))));
+      const std::int64_t start = p.padded != 0 ? local * rows_per_expert
+                                               : s.scan[first + local] - s.scan[first];
+      s.tile.destination[thread] = start + lower;
+    }
+    block_scan(
+        runs, s.tile.warp_sums, [&](int) { return count; },
+        [&](int i, std::uint32_t sum) { s.tile.first[i] = sum; });
+    if (thread < runs && local == 0) s.segment[source] = carry + s.tile.first[thread];
+    __syncthreads();
+    if (thread < runs) {
+      s.tile.source[thread] =
+          source * rows_per_source + (carry + s.tile.first[thread] - s.segment[source]);
+    }
+    __syncthreads();
+    for_each_chunk(s.tile, runs, chunks_per_row, [&](int run, std::uint32_t row, int chunk) {
+      const std::int64_t from = s.tile.source[run] + row;
+      const std::int64_t to = s.tile.destination[run] + row;
+      const std::byte* source_row = landing + from * p.row.pitch();
+      const int offset = chunk * kCopyChunk;
+      copy_chunk(p.recv_x + to * value_bytes + offset, source_row + offset,
+                 min(kCopyChunk, value_bytes - offset), p.recv_aligned != 0,
+                 size_of(value_dtype(p.row.format)));
+      if (chunk == 0) {
+        const int lane = thread % 32;
+        if (lane == 0) source_tokens[to] = landing_sources[from];
+        if (scale_bytes != 0) {
+          copy_chunk(p.recv_scales + to * scale_bytes, source_row + p.row.scales_offset(),
+                     scale_bytes, false, 4);
+        }
+      }
+    });
+    carry += s.tile.first[runs];
+    __syncthreads();
+  }
+  __syncthreads();
+  stamp(buffer, 12);
+
+  if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
+  __syncthreads();
+  if (*s.flag == 0) return;
+  write_handle_arrays(p, epoch, s.all, s.scan, overflow);
+  for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
+    ok = wait_for_completed(buffer, kOperation, epoch, state.half[p.half].combine_epoch,
+                            Phase::kCombineHalf, rank);  // rule 2, as in dispatch_kernel
+  }
+  if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  if (thread == 0) state.half[p.half].has_rows = overflow ? 0 : 1;
+  publish_completed(buffer, epoch, s.peers);
+  stamp(buffer, 13);
+}
+
+}  // namespace
+
+const void* receive_kernel() { return reinterpret_cast<const void*>(&dispatch_receive_kernel); }
+
+std::int64_t receive_shared_bytes(int num_ranks, int num_experts) {
+  return ReceiveShared(static_cast<std::byte*>(nullptr), num_ranks, num_experts).size_bytes;
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,307 @@
+// A warp's ring of row chunks in shared memory: rows of x come in ahead of time, are converted to
+// the wire format, and go out to each destination. Read once, written K times. Warps work on their
+// own: no barrier of the block is needed between chunks.
+//
+// On sm_90 the copy engine moves the bytes in both directions; below, and for rows of x that are
+// not made of 16-byte pieces, the warp's threads do.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "backend/cuda/kernel_params.h"
+#include "backend/cuda/ptx/bulk.cuh"
+#include "backend/cuda/ptx/memory.cuh"
+#include "tandem/numeric.h"
+
+namespace tandem::cuda {
+
+inline constexpr int kMaxStages = 3;
+inline constexpr int kMaxGroupsPerChunk = kChunkBytes / 2 / kFp8GroupSize;
+
+__device__ __forceinline__ float2 unpack_pair(std::uint32_t bits, __nv_bfloat16) {
+  return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000U)};
+}
+__device__ __forceinline__ float2 unpack_pair(std::uint32_t bits, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
+// The floats of 16 bytes of X.
+template <typename X>
+__device__ __forceinline__ void unpack(const uint4& bits, float (&values)[16 / sizeof(X)]) {
+  if constexpr (sizeof(X) == 4) {
+    values[0] = __uint_as_float(bits.x);
+    values[1] = __uint_as_float(bits.y);
+    values[2] = __uint_as_float(bits.z);
+    values[3] = __uint_as_float(bits.w);
+  } else {
+    const std::uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack_pair(words[i], X{});
+      values[2 * i] = pair.x;
+      values[2 * i + 1] = pair.y;
+    }
+  }
+}
+
+// Two floats to two e4m3 bytes, as numeric.h defines it (saturating, NaN stays NaN).
+__device__ __forceinline__ std::uint32_t to_e4m3_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  std::uint16_t packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<std::uint32_t>(to_float8_e4m3(low).bits) |
+         (static_cast<std::uint32_t>(to_float8_e4m3(high).bits) << 8);
+#endif
+}
+
+// X is void for formats whose rows travel as they are.
+template <typename X>
+class RowRing {
+ public:
+  static constexpr bool kFp8 = !std::is_void_v<X>;
+  static constexpr int kStages = kFp8 ? 2 : 3;
+
+  // `storage`: kRingBytes, `barriers`: kMaxStages, `scales`: 2 * kMaxGroupsPerChunk, of this warp.
+  __device__ RowRing(const DispatchParams& params, std::byte* storage, std::uint64_t* barriers,
+                     float* scales)
+      : params_(params),
+        storage_(storage),
+        barriers_(barriers),
+        scales_(scales),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        row_bytes_(params.row.hidden * params.x_element_bytes) {}
+
+  __device__ void init() {
+    if (ptx::kHasBulk) {
+      if (lane_ == 0) {
+        for (int stage = 0; stage < kStages; ++stage) ptx::mbarrier_init(&barriers_[stage], 1);
+        ptx::fence_mbarrier_init();
+      }
+      __syncwarp();
+    }
+  }
+
+  // This warp's units are begin, begin + kNumWarps, ... below end. Starts loading the first ones.
+  __device__ void prefetch(std::int64_t begin, std::int64_t end) {
+    next_load_ = begin;
+    next_ = begin;
+    end_ = end;
+    for (int stage = 0; stage < kStages; ++stage) load_next();
+  }
+
+  // Sends the units below `tile_end`. destinations[(token - first_token) * topk + k]: the row's
+  // address on its owner, or null.
+  __device__ void send(std::int64_t tile_end, std::int64_t first_token,
+                       std::byte* const* destinations) {
+    for (; next_ < tile_end; next_ += kNumWarps) {
+      const std::int64_t token = next_ / params_.chunks_per_row;
+      const int offset =
+          static_cast<int>(next_ - token * params_.chunks_per_row) * params_.chunk_bytes;
+      const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
+      std::byte* stage = storage_ + sent_ % kStages * kChunkBytes;
+      if (loads_in_bulk()) {
+        ptx::mbarrier_wait(&barriers_[sent_ % kStages], (sent_ / kStages) & 1U);
+      }
+      std::byte* const* row_destinations = destinations + (token - first_token) * params_.topk;
+      if constexpr (kFp8) {
+        std::byte* out = storage_ + 2 * kChunkBytes + sent_ % 2 * (kChunkBytes / 2);
+        float* scales = scales_ + sent_ % 2 * kMaxGroupsPerChunk;
+        ptx::bulk_wait_read<1>();  // the chunk before last has left `out`
+        __syncwarp();
+        quantise(stage, num_bytes, out, scales);
+        ptx::fence_async_shared();
+        __syncwarp();
+        load_next();
+        const int channels = num_bytes / static_cast<int>(sizeof(X));
+        const int channel = offset / static_cast<int>(sizeof(X));
+        store(out, static_cast<int>(layout::round_up(channels, 16)), row_destinations, channel);
+        store_scales(scales, channel / kFp8GroupSize, layout::num_fp8_groups(channels),
+                     row_destinations);
+      } else {
+        store(stage, static_cast<int>(layout::round_up(num_bytes, 16)), row_destinations, offset);
+        // The stage of the chunk before this one is free once that has been read.
+        if (sent_ > 0) {
+          ptx::bulk_wait_read<1>();
+          __syncwarp();
+          load_next();
+        }
+      }
+      ++sent_;
+    }
+  }
+
+  // Until everything sent is complete and nothing is on its way into shared memory.
+  __device__ void finish() {
+    if (loads_in_bulk()) {
+      for (; sent_ < loaded_; ++sent_) {  // after an error: loaded, not sent
+        ptx::mbarrier_wait(&barriers_[sent_ % kStages], (sent_ / kStages) & 1U);
+      }
+    }
+    ptx::bulk_wait_all();
+  }
+
+ private:
+  __device__ bool loads_in_bulk() const { return ptx::kHasBulk && params_.x_aligned != 0; }
+
+  __device__ void load_next() {
+    if (next_load_ >= end_) return;
+    const std::int64_t token = next_load_ / params_.chunks_per_row;
+    const int offset =
+        static_cast<int>(next_load_ - token * params_.chunks_per_row) * params_.chunk_bytes;
+    const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
+    const std::byte* source = params_.x + token * params_.x_pitch + offset;
+    std::byte* stage = storage_ + loaded_ % kStages * kChunkBytes;
+    if (loads_in_bulk()) {
+      if (lane_ == 0) {
+        ptx::bulk_load(stage, source, static_cast<std::uint32_t>(num_bytes),
+                       &barriers_[loaded_ % kStages]);
+      }
+    } else {
+      load_by_threads(stage, source, num_bytes);
+    }
+    ++loaded_;
+    next_load_ += kNumWarps;
+  }
+
+  __device__ void load_by_threads(std::byte* stage, const std::byte* source, int num_bytes) const {
+    __syncwarp();
+    if (params_.x_aligned != 0) {
+      for (int i = lane_ * 16; i < num_bytes; i += 32 * 16) {
+        *reinterpret_cast<uint4*>(stage + i) = *reinterpret_cast<const uint4*>(source + i);
+      }
+    } else if (params_.x_element_bytes == 2) {
+      copy_elements<std::uint16_t>(stage, source, num_bytes);
+    } else {
+      copy_elements<std::uint32_t>(stage, source, num_bytes);
+    }
+    ptx::fence_async_shared();
+    __syncwarp();
+  }
+
+  // Zero-fills up to a multiple of 16 bytes.
+  template <typename Element>
+  __device__ void copy_elements(std::byte* stage, const std::byte* source, int num_bytes) const {
+    constexpr int kSize = static_cast<int>(sizeof(Element));
+    const int padded = static_cast<int>(layout::round_up(num_bytes, 16));
+    for (int i = lane_ * kSize; i < padded; i += 32 * kSize) {
+      *reinterpret_cast<Element*>(stage + i) =
+          i < num_bytes ? *reinterpret_cast<const Element*>(source + i) : Element{0};
+    }
+  }
+
+  __device__ void store(const std::byte* chunk, int num_bytes, std::byte* const* destinations,
+                        int offset) const {
+    if (ptx::kHasBulk) {
+      for (int k = lane_; k < params_.topk; k += 32) {
+        if (destinations[k] != nullptr) {
+          ptx::bulk_store(destinations[k] + offset, chunk, static_cast<std::uint32_t>(num_bytes));
+        }
+      }
+      ptx::bulk_commit();
+    } else {
+      for (int k = 0; k < params_.topk; ++k) {
+        if (destinations[k] == nullptr) continue;
+        for (int i = lane_ * 16; i < num_bytes; i += 32 * 16) {
+          ptx::store_once(destinations[k] + offset + i, *reinterpret_cast<const uint4*>(chunk + i));
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  // numeric.h's fp8_scale and to_float8_e4m3, a group of 128 channels to 16 lanes (32 for float32).
+  __device__ void quantise(const std::byte* chunk, int num_bytes, std::byte* out,
+                           float* scales) const {
+    if constexpr (kFp8) {
+      constexpr int kVector = 16 / static_cast<int>(sizeof(X));
+      constexpr int kLanesPerGroup = kFp8GroupSize / kVector;
+      const int channels = num_bytes / static_cast<int>(sizeof(X));
+      const int groups = layout::num_fp8_groups(channels);
+      const int out_bytes = static_cast<int>(layout::round_up(channels, 16));
+      const int in_bytes = static_cast<int>(layout::round_up(num_bytes, 16));
+      for (int first = 0; first < groups * kLanesPerGroup; first += 32) {
+        const int vector = first + lane_;
+        uint4 bits{0, 0, 0, 0};
+        if (vector * 16 < in_bytes) bits = *reinterpret_cast<const uint4*>(chunk + vector * 16);
+        float values[kVector];
+        unpack<X>(bits, values);
+        std::uint32_t amax = 0;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          amax = max(amax, __float_as_uint(values[i]) & 0x7fffffffU);
+        }
+#pragma unroll
+        for (int step = kLanesPerGroup / 2; step > 0; step /= 2) {
+          amax = max(amax, __shfl_xor_sync(0xffffffffU, amax, step));
+        }
+        const Fp8Scale scale = fp8_scale(__uint_as_float(amax), params_.row.format);
+        std::uint32_t packed[kVector / 4];
+#pragma unroll
+        for (int i = 0; i < kVector / 4; ++i) {
+          packed[i] = to_e4m3_pair(__fmul_rn(values[4 * i], scale.quantise),
+                                   __fmul_rn(values[4 * i + 1], scale.quantise)) |
+                      (to_e4m3_pair(__fmul_rn(values[4 * i + 2], scale.quantise),
+                                    __fmul_rn(values[4 * i + 3], scale.quantise))
+                       << 16);
+        }
+        if (vector * kVector < out_bytes) {
+          if constexpr (kVector == 8) {
+            *reinterpret_cast<uint2*>(out + vector * 8) = {packed[0], packed[1]};
+          } else {
+            *reinterpret_cast<std::uint32_t*>(out + vector * 4) = packed[0];
+          }
+        }
+        const int group = vector / kLanesPerGroup;
+        if (lane_ % kLanesPerGroup == 0 && group < groups) scales[group] = scale.dequantise;
+      }
+    }
+  }
+
+  // A chunk of fp8 begins at a multiple of four groups, so UE8M0 words are whole.
+  __device__ void store_scales(const float* scales, int first_group, int groups,
+                               std::byte* const* destinations) const {
+    const std::int64_t offset = params_.row.scales_offset();
+    if (params_.row.format == Format::kFp8Ue8m0) {
+      const int words = (groups + 3) / 4;
+      for (int i = lane_; i < words * params_.topk; i += 32) {
+        std::byte* row = destinations[i / words];
+        if (row == nullptr) continue;
+        const int word = i % words;
+        std::uint32_t packed = 0;
+        for (int byte = 0; byte < 4; ++byte) {
+          const int group = word * 4 + byte;
+          if (group < groups) {
+            packed |= static_cast<std::uint32_t>(to_ue8m0(scales[group])) << (8 * byte);
+          }
+        }
+        reinterpret_cast<std::uint32_t*>(row + offset)[first_group / 4 + word] = packed;
+      }
+    } else {
+      for (int i = lane_; i < groups * params_.topk; i += 32) {
+        std::byte* row = destinations[i / groups];
+        if (row == nullptr) continue;
+        reinterpret_cast<float*>(row + offset)[first_group + i % groups] = scales[i % groups];
+      }
+    }
+  }
+
+  const DispatchParams& params_;
+  std::byte* storage_;
+  std::uint64_t* barriers_;
+  float* scales_;
+  int lane_;
+  int row_bytes_;
+  std::int64_t next_ = 0;       // unit to send
+  std::int64_t next_load_ = 0;  // unit to load
+  std::int64_t end_ = 0;
+  std::uint32_t sent_ = 0;
+  std::uint32_t loaded_ = 0;
+};
+
+}  // namespace tandem::cuda

@@ -1,0 +1,49 @@
+// What a rank's kernels keep in device memory between operations, and the error record through
+// which they tell the host: plain data, seen by both sides.
+#pragma once
+
+#include <cstdint>
+
+#include "layout/control_word.h"
+#include "tandem/types.h"
+
+namespace tandem::cuda {
+
+// Per half of the buffer.
+struct HalfState {
+  std::uint64_t dispatch_id = 0;     // of the dispatch that took it last (DispatchCall::id)
+  layout::Epoch dispatch_epoch = 0;  // and its epoch
+  layout::Epoch combine_epoch = 0;   // of the combine that last used its combine region (rule 2)
+  std::uint32_t has_rows = 0;        // the dispatch went well: its routes may be followed
+};
+
+struct DeviceState {
+  // Epoch of the next operation in the high half, blocks started in the low half: one atomic add
+  // gives a block its epoch and its rank in the order of starting. The last to start sets the next
+  // epoch. Send and receive phases count apart: with hooks they interleave.
+  alignas(128) std::uint64_t send = 0;
+  alignas(128) std::uint64_t receive = 0;
+  // Blocks that have read all they need of the operation's control words. The last one ends the
+  // operation: waits for arrivals, publishes `completed`, writes 0 here.
+  alignas(128) std::uint32_t done = 0;
+  // Not 0: a wait has ended in an error; every other wait ends, and nothing is sent any more.
+  alignas(128) std::uint32_t failed = 0;
+  std::uint32_t record_taken = 0;
+  alignas(128) HalfState half[2];
+};
+
+// In mapped pinned host memory; the host reads it without synchronising.
+struct ErrorRecord {
+  std::uint32_t written = 0;  // set last
+  std::uint8_t code = 0;      // ErrorCode
+  Operation operation = Operation::kNone;
+  Phase phase = Phase::kNone;
+  std::int32_t peer = -1;
+  layout::Epoch epoch = 0;
+  std::int64_t expected = 0;
+  std::int64_t seen = 0;
+  std::int64_t detail = 0;  // position of a wrong index; number of the argument that differs
+  std::uint64_t waited_ns = 0;
+};
+
+}  // namespace tandem::cuda
