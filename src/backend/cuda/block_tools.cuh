@@ -93,7 +93,7 @@ __device__ inline void block_scan(int n, std::uint32_t* warp_sums, Value value, 
 // Stamps a phase of the operation with the device clock, for the first thread of each block.
 __device__ inline void stamp(const BufferView& buffer, int phase) {
   if (buffer.trace != nullptr && threadIdx.x == 0) {
-    buffer.trace[blockIdx.x * 16 + phase] = ptx::now_ns();
+    buffer.trace[blockIdx.x * kTracePhases + phase] = ptx::now_ns();
   }
 }
 

@@ -34,7 +34,8 @@ struct Arguments {
   std::uint32_t values[layout::kNumArguments];
 };
 __device__ Arguments arguments_of(const CombineParams& p) {
-  return {{p.buffer.state->half[p.half].dispatch_epoch, p.shape_argument, 0}};
+  return {{p.buffer.state->half[p.half].dispatch_epoch, p.shape_argument,
+           p.alignment_argument}};
 }
 
 // Publishes `ready`. The fence that precedes (in every thread that calls this) releases what the
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   }
   ptx::wait_for_earlier_grids();
   ptx::let_next_grid_start();
-  stamp(buffer, 0);
+  stamp(buffer, 16);
   if (thread == 0) {
     *s.start = p.sends != 0
                    ? take_start(&state.send, p.receives != 0 ? &state.receive : nullptr)
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
   const layout::Epoch epoch = s.start->epoch;
   const bool leads = s.start->ticket == 0;
-  stamp(buffer, 1);
+  stamp(buffer, 17);
 
   const bool has_rows = is_fresh(p, epoch, leads && thread == 0);
   if (p.sends != 0 && leads) {
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     if (thread == 0) state.half[p.half].combine_epoch = epoch;
   }
   if (p.receives == 0) return;
-  stamp(buffer, 2);
+  stamp(buffer, 18);
 
   // A block with tokens needs `ready` from their owners; it asks all ranks, and so finds out if one
   // of them calls something else.
@@ -236,10 +237,10 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     }
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
-  stamp(buffer, 3);
+  stamp(buffer, 19);
   gather<T>(p, s, has_rows);
   __syncthreads();
-  stamp(buffer, 4);
+  stamp(buffer, 20);
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   __syncthreads();
   if (*s.flag == 0) return;
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
         reinterpret_cast<layout::Word*>(s.peers[rank] + buffer.block.completed(buffer.rank)),
         layout::make_word(epoch, 0));
   }
-  stamp(buffer, 5);
+  stamp(buffer, 21);
 }
 
 // Copies the valid rows of y into the combine region, then publishes `ready`.
@@ -322,7 +323,26 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   if (thread == 0) state.half[p.half].combine_epoch = epoch;
 }
 
+// Rule 2 for a half that a combine has used since its dispatch ended (which waits for it
+// otherwise): what is queued behind this kernel may write to the combine region.
+__global__ void __launch_bounds__(kNumThreads, 2)
+    combine_acquire_kernel(const __grid_constant__ CombineParams p) {
+  const BufferView& buffer = p.buffer;
+  ptx::wait_for_earlier_grids();
+  ptx::let_next_grid_start();
+  if (ptx::load_relaxed(&buffer.state->failed) != 0) return;
+  const layout::Epoch wanted = buffer.state->half[p.half].combine_epoch;
+  const auto next = static_cast<layout::Epoch>(ptx::load_relaxed(&buffer.state->send) >> 32);
+  bool ok = true;
+  for (int rank = static_cast<int>(threadIdx.x); ok && rank < buffer.num_ranks;
+       rank += kNumThreads) {
+    ok = wait_for_completed(buffer, kOperation, next, wanted, Phase::kCombineHalf, rank);
+  }
+}
+
 }  // namespace
+
+const void* acquire_kernel() { return reinterpret_cast<const void*>(&combine_acquire_kernel); }
 
 const void* combine_kernel_for(DType dtype) {
   switch (dtype) {

@@ -15,11 +15,14 @@ namespace {
 constexpr Operation kOperation = Operation::kDispatch;
 constexpr int kBatch = 4;  // entries that a thread loads before it knows the epoch
 
+__device__ std::int64_t raw_index(const DispatchParams& p, int i) {
+  return p.wide_indices != 0 ? static_cast<const std::int64_t*>(p.topk_idx)[i]
+                             : static_cast<const std::int32_t*>(p.topk_idx)[i];
+}
+
 // The i-th entry's expert; -1 for none, and, reported, for one that does not exist.
 __device__ int load_expert(const DispatchParams& p, int i) {
-  const std::int64_t index = p.wide_indices != 0
-                                 ? static_cast<const std::int64_t*>(p.topk_idx)[i]
-                                 : static_cast<const std::int32_t*>(p.topk_idx)[i];
+  const std::int64_t index = raw_index(p, i);
   if (index < 0) return -1;
   return index < p.buffer.num_experts ? static_cast<int>(index) : -2;
 }
@@ -156,7 +159,9 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   const auto count_entry = [&](int i, int expert) {
     if (expert == -2 && publishes) {
       report(buffer, kOperation, epoch,
-             {ErrorCode::kInvalidArgument, Phase::kNone, -1, buffer.num_experts, 0, i, 0}, false);
+             {ErrorCode::kInvalidArgument, Phase::kNone, -1, buffer.num_experts, raw_index(p, i), i,
+              0},
+             false);
     }
     if (i >= tile_begin && i < tile_end) s.entries[i - tile_begin].slot.expert = expert;
     if (expert < 0) return;
@@ -200,9 +205,6 @@ __global__ void __launch_bounds__(kNumThreads, 2)
 
   bool overflow = false;
   std::uint32_t* scan = p.slotted != 0 ? s.all : s.own;
-  const std::int64_t rows_per_source =
-      std::int64_t{p.max_tokens} *
-      min(p.topk, buffer.block.capacity().max_local_experts);  // of a landing region
   if (p.slotted != 0) {
     scan_starts(buffer, s.own, 1, scan, s.warp_sums);
     for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
@@ -217,8 +219,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
       return;
     }
     stamp(buffer, 3);
-    overflow = add_starts(p, epoch, s.all, s.base, s.map, scan, s.warp_sums,
-                          buffer.block.capacity().view_rows);
+    overflow = add_starts(p, epoch, s.all, s.base, s.map, scan, s.warp_sums);
   }
   stamp(buffer, 4);
 
@@ -239,8 +240,9 @@ __global__ void __launch_bounds__(kNumThreads, 2)
         std::int64_t sources_at = 0;
         bool fits = true;
         if (p.slotted != 0) {
-          fits = row < rows_per_source;  // else the receivers see the overflow in the counts
-          row += buffer.rank * rows_per_source;
+          const std::int64_t limit = rows_per_source(p, owner);
+          fits = row < limit;  // else all ranks see in the counts that it does not
+          row += buffer.rank * limit;
           rows_at = buffer.block.landing_rows(parity);
           sources_at = buffer.block.landing_sources(parity);
           route = (static_cast<Route>(expert) << kRouteOwnerShift) | slot;

@@ -73,49 +73,67 @@ __device__ inline void scan_starts(const BufferView& buffer, const std::uint32_t
       [&](int position, std::uint32_t sum) { scan[position] = sum; });
 }
 
-// Adds the start of each expert to base[e]; returns whether some rank's rows do not fit, and, on
-// one thread, reports it. All threads call it and get the same answer, as do all ranks: it depends
-// on the count matrix alone. `scan` is scratch of E + 1 words.
+struct Excess {
+  std::int64_t rows = -1;  // not negative: there is one
+  std::int64_t limit = 0;
+  std::int64_t kind = kExcessOfRank;
+  int id = 0;
+  int rank = -1;
+};
+
+// Every thread of every block, and every rank, comes to the same verdict: it depends on the count
+// matrix alone. Ends with a barrier.
+__device__ inline bool any_excess(const BufferView& buffer, layout::Epoch epoch,
+                                  const Excess& excess) {
+  if (excess.rows >= 0) {
+    report(buffer, Operation::kDispatch, epoch,
+           {ErrorCode::kCapacity, Phase::kNone, excess.rank, excess.limit, excess.rows,
+            (excess.kind << 32) | excess.id, 0},
+           false);
+  }
+  return __syncthreads_or(static_cast<int>(excess.rows >= 0)) != 0;
+}
+
+// Adds the start of each expert to base[e]; returns whether some rank's rows do not fit. All
+// threads call it. `scan` is scratch of E + 1 words.
 __device__ inline bool add_starts(const DispatchParams& p, layout::Epoch epoch,
                                   const std::uint32_t* all, std::uint32_t* base,
                                   const std::uint32_t* map, std::uint32_t* scan,
-                                  std::uint32_t* warp_sums, std::int64_t capacity_rows) {
+                                  std::uint32_t* warp_sums) {
   const BufferView& buffer = p.buffer;
   const int thread = static_cast<int>(threadIdx.x);
-  std::int64_t needed = -1;
-  std::int64_t limit = 0;
-  int culprit = -1;
-  if (p.padded != 0) {
-    const std::int64_t rows_per_expert = std::int64_t{buffer.num_ranks} * p.max_tokens;
-    for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+  const std::int64_t rows_per_expert = std::int64_t{buffer.num_ranks} * p.max_tokens;
+  Excess excess;
+  if (p.padded == 0) {
+    scan_starts(buffer, all, static_cast<std::uint32_t>(p.row_alignment), scan, warp_sums);
+  }
+  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+    const int first = buffer.first_of_rank[rank];
+    const int end = buffer.first_of_rank[rank + 1];
+    const std::int64_t rows =
+        p.padded != 0 ? (end - first) * rows_per_expert : std::int64_t{scan[end] - scan[first]};
+    const std::int64_t limit = buffer.block.capacity().rows;
+    if (rows > limit) excess = {rows, limit, kExcessOfRank, 0, rank};
+  }
+  for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+    const int owner = owner_of(map[expert]);
+    if (p.padded != 0) {
       base[expert] += static_cast<std::uint32_t>(local_of(map[expert]) * rows_per_expert);
       if (all[expert] > rows_per_expert) {
-        needed = all[expert];
-        limit = rows_per_expert;
-        culprit = owner_of(map[expert]);
+        excess = {all[expert], rows_per_expert, kExcessOfExpert, expert, owner};
       }
-    }
-  } else {
-    scan_starts(buffer, all, static_cast<std::uint32_t>(p.row_alignment), scan, warp_sums);
-    for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
-      const int first = buffer.first_of_rank[owner_of(map[expert])];
+    } else {
+      const int first = buffer.first_of_rank[owner];
       base[expert] += scan[first + local_of(map[expert])] - scan[first];
     }
-    for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
-      const std::int64_t rows =
-          scan[buffer.first_of_rank[rank + 1]] - scan[buffer.first_of_rank[rank]];
-      if (rows > capacity_rows) {
-        needed = rows;
-        limit = capacity_rows;
-        culprit = rank;
-      }
-    }
   }
-  if (needed >= 0) {
-    report(buffer, Operation::kDispatch, epoch,
-           {ErrorCode::kCapacity, Phase::kHeader, culprit, limit, needed, 0, 0}, false);
-  }
-  return __syncthreads_or(static_cast<int>(needed >= 0)) != 0;
+  return any_excess(buffer, epoch, excess);
+}
+
+// Rows of a landing region that belong to one source.
+__device__ inline std::int64_t rows_per_source(const DispatchParams& p, int owner) {
+  const int num_local = p.buffer.first_of_rank[owner + 1] - p.buffer.first_of_rank[owner];
+  return std::int64_t{p.max_tokens} * min(p.topk, num_local);
 }
 
 // What dispatch hands out besides rows: counts, offsets, ranges of this rank's experts.

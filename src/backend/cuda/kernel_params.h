@@ -25,6 +25,9 @@ inline constexpr int kTileEntries = 1024;
 // Four tables of E words and what else a block shares must fit.
 inline constexpr int kMaxExperts = 4096;
 
+// Phase stamps per block: dispatch 0 to 8, its receive phase 9 to 13, combine 16 to 21.
+inline constexpr int kTracePhases = 32;
+
 // Where a token's k-th row lies: kept per half from dispatch to combine.
 using Route = std::int64_t;  // owner << 48 | row; for slotted sends, until received: slot; -1: none
 inline constexpr Route kNoRoute = -1;
@@ -81,7 +84,6 @@ struct DispatchParams {
   std::byte* recv_x = nullptr;
   std::byte* recv_scales = nullptr;
   std::int32_t recv_aligned = 0;
-  std::int64_t recv_rows = 0;  // rows that recv_x has
 };
 
 struct CombineParams {
@@ -97,6 +99,7 @@ struct CombineParams {
   std::int32_t half = 0;
   std::uint64_t dispatch_id = 0;
   std::uint32_t shape_argument = 0;
+  std::uint32_t alignment_argument = 0;
   std::int32_t sends = 0;     // publish `ready` at the start
   std::int32_t receives = 0;  // gather
   // Staging.

@@ -13,6 +13,7 @@ namespace tandem::cuda {
 const void* dispatch_kernel_for(Format format, DType x_dtype);  // packed; slotted: the send phase
 const void* receive_kernel();                                   // slotted: the receive phase
 const void* combine_kernel_for(DType dtype);
+const void* acquire_kernel();  // rule 2 between two combines of one handle
 const void* stage_kernel();  // staged combine: the send phase
 
 // Dynamic shared memory of a block.

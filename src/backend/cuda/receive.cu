@@ -101,12 +101,10 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 10);
 
-  // Every rank comes to the same verdict: rows that do not fit at a receiver, or, because tokens
-  // name an expert twice, at a source's part of a landing region.
-  const std::int64_t rows_per_source =
-      std::int64_t{p.max_tokens} * min(p.topk, buffer.block.capacity().max_local_experts);
-  std::int64_t too_many = -1;
-  int culprit = -1;
+  // Rows that do not fit at a receiver, or, because tokens name an expert twice, into a source's
+  // part of a landing region.
+  bool overflow = add_starts(p, epoch, s.all, s.base, s.map, s.scan, s.tile.warp_sums);
+  Excess excess;
   for (int pair = thread; pair < buffer.num_ranks * buffer.num_ranks; pair += kNumThreads) {
     const int source = pair / buffer.num_ranks;
     const int owner = pair % buffer.num_ranks;
@@ -115,19 +113,10 @@ __global__ void __launch_bounds__(kNumThreads, 2)
       rows += layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
           buffer.blocks[buffer.rank] + buffer.block.count(parity, source, buffer.by_rank[i]))));
     }
-    if (rows > rows_per_source) {
-      too_many = rows;
-      culprit = source;
-    }
+    const std::int64_t limit = rows_per_source(p, owner);
+    if (rows > limit) excess = {rows, limit, kExcessOfSource, source, owner};
   }
-  if (too_many >= 0) {
-    report(buffer, kOperation, epoch,
-           {ErrorCode::kCapacity, Phase::kHeader, culprit, rows_per_source, too_many, 0, 0}, false);
-  }
-  bool overflow = __syncthreads_or(static_cast<int>(too_many >= 0)) != 0;
-  // The caller's tensor has the capacity's rows whether or not this buffer has views.
-  overflow = add_starts(p, epoch, s.all, s.base, s.map, s.scan, s.tile.warp_sums, p.recv_rows) ||
-             overflow;
+  overflow = any_excess(buffer, epoch, excess) || overflow;
 
   if (overflow) {
     ok = true;
@@ -191,7 +180,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     __syncthreads();
     if (thread < runs) {
       s.tile.source[thread] =
-          source * rows_per_source + (carry + s.tile.first[thread] - s.segment[source]);
+          source * rows_per_source(p, buffer.rank) + (carry + s.tile.first[thread] - s.segment[source]);
     }
     __syncthreads();
     for_each_chunk(s.tile, runs, chunks_per_row, [&](int run, std::uint32_t row, int chunk) {

@@ -32,6 +32,12 @@ struct DeviceState {
   alignas(128) HalfState half[2];
 };
 
+// Which limit a dispatch exceeds, in the high half of the record's `detail`; the low half is the
+// expert or source.
+inline constexpr std::int64_t kExcessOfRank = 0;
+inline constexpr std::int64_t kExcessOfExpert = 1;
+inline constexpr std::int64_t kExcessOfSource = 2;
+
 // In mapped pinned host memory; the host reads it without synchronising.
 struct ErrorRecord {
   std::uint32_t written = 0;  // set last
@@ -42,7 +48,8 @@ struct ErrorRecord {
   layout::Epoch epoch = 0;
   std::int64_t expected = 0;
   std::int64_t seen = 0;
-  std::int64_t detail = 0;  // position of a wrong index; number of the argument that differs
+  std::int64_t detail = 0;  // position of a wrong index; number of the argument that differs;
+                            // which limit is exceeded
   std::uint64_t waited_ns = 0;
 };
 

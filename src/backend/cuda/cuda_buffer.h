@@ -1,0 +1,77 @@
+// One rank's end of a buffer on a GPU: memory, launches, and the record of what went wrong. The
+// protocol itself is in the kernels.
+//
+// No call after the constructor allocates or synchronises the device: a peer rank on the same GPU
+// may be waiting for this rank's next launch.
+//
+// Thread safety: one caller at a time.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <vector>
+
+#include "backend/cuda/device_memory.h"
+#include "backend/cuda/kernel_params.h"
+#include "runtime/backend.h"
+
+namespace tandem::cuda {
+
+class CudaBuffer final : public runtime::BackendBuffer {
+ public:
+  CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
+             const runtime::BufferPlan& plan);
+  ~CudaBuffer() override;
+
+  void dispatch(const runtime::DispatchCall& call, runtime::Stage stage) override;
+  void combine(const runtime::CombineCall& call, runtime::Stage stage) override;
+  void acquire_combine_half(int half) override;
+  [[nodiscard]] std::byte* own_block() override { return peers_->block(plan_.rank); }
+  [[nodiscard]] runtime::HandleArrays handle_arrays(int half) override;
+  void check() override;
+
+ private:
+  // What a rank needs of its own beside the block, in one allocation.
+  struct Pieces;
+
+  void allocate();
+  void fill_tables();
+  void choose_blocks(const std::vector<DeviceFacts>& facts);
+  void warm_up();
+
+  [[nodiscard]] int blocks_for(int asked) const;
+  [[nodiscard]] DispatchParams dispatch_params(const runtime::DispatchCall& call,
+                                               int num_blocks) const;
+  [[nodiscard]] CombineParams combine_params(const runtime::CombineCall& call) const;
+  void launch(const void* kernel, const void* params, int num_blocks, std::int64_t shared_bytes,
+              void* stream);
+  // Orders a call after the one before it where they are on different streams.
+  void follow(cudaStream_t stream);
+  void print_trace() const;
+
+  runtime::BufferPlan plan_;
+  int device_ = 0;
+  int num_sms_ = 0;
+  int default_blocks_ = 1;
+  int most_blocks_ = 1;     // of a kernel, so that the kernels of all ranks here fit side by side
+  int overlap_blocks_ = 0;  // up to so many, a kernel may start while the one before it ends
+  std::int64_t dispatch_shared_bytes_ = 0;
+  std::int64_t receive_shared_bytes_ = 0;
+  std::int64_t combine_shared_bytes_ = 0;
+
+  std::shared_ptr<std::byte> block_;
+  std::shared_ptr<std::byte> own_memory_;
+  std::shared_ptr<std::byte> record_memory_;
+  std::unique_ptr<PeerMemory> peers_;
+  BufferView view_;  // as the kernels get it
+  ErrorRecord* record_ = nullptr;
+
+  bool combined_[layout::kNumHalves] = {};  // since the half's dispatch
+  cudaStream_t last_stream_ = nullptr;
+  bool has_last_stream_ = false;
+  cudaEvent_t follow_event_ = nullptr;
+  cudaStream_t reset_stream_ = nullptr;  // clears the device's side of the error record
+};
+
+}  // namespace tandem::cuda

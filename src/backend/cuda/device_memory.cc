@@ -1,0 +1,148 @@
+#include "backend/cuda/device_memory.h"
+
+#include <cstring>
+#include <string>
+
+#include "backend/cuda/cuda_check.h"
+#include "layout/row.h"
+#include "tandem/error.h"
+
+namespace tandem::cuda {
+namespace {
+
+
+}  // namespace
+
+std::shared_ptr<std::byte> allocate_device(int device, std::int64_t size_bytes) {
+  const DeviceScope scope(device);
+  void* memory = nullptr;
+  const cudaError_t status =
+      cudaMalloc(&memory, static_cast<std::size_t>(size_bytes > 0 ? size_bytes : 1));
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    warn_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+    throw Error(ErrorCode::kResource, "no memory on CUDA device " + std::to_string(device) +
+                                          ": asked for " + std::to_string(size_bytes) +
+                                          " bytes, " + std::to_string(free_bytes) + " free");
+  }
+  check_cuda(status, "cudaMalloc");
+  return {static_cast<std::byte*>(memory), [device](std::byte* pointer) {
+            int before = 0;
+            warn_cuda(cudaGetDevice(&before), "cudaGetDevice");
+            warn_cuda(cudaSetDevice(device), "cudaSetDevice");
+            warn_cuda(cudaFree(pointer), "cudaFree");
+            warn_cuda(cudaSetDevice(before), "cudaSetDevice");
+          }};
+}
+
+std::shared_ptr<std::byte> allocate_mapped_host(int device, std::int64_t size_bytes) {
+  const DeviceScope scope(device);
+  void* memory = nullptr;
+  check_cuda(cudaHostAlloc(&memory, static_cast<std::size_t>(size_bytes),
+                           cudaHostAllocMapped | cudaHostAllocPortable),
+             "cudaHostAlloc");
+  std::memset(memory, 0, static_cast<std::size_t>(size_bytes));
+  return {static_cast<std::byte*>(memory),
+          [](std::byte* pointer) { warn_cuda(cudaFreeHost(pointer), "cudaFreeHost"); }};
+}
+
+PeerMemory::PeerMemory(std::shared_ptr<runtime::Bootstrap> bootstrap,
+                       std::shared_ptr<std::byte> own, int device,
+                       const std::vector<DeviceFacts>& facts)
+    : bootstrap_(std::move(bootstrap)),
+      own_(std::move(own)),
+      device_(device),
+      blocks_(bootstrap_->size(), nullptr) {
+  const int size = bootstrap_->size();
+  const int rank = bootstrap_->rank();
+  blocks_[rank] = own_.get();
+  std::vector<bool> reached(size, true);
+  const DeviceScope scope(device_);
+  if (bootstrap_->in_one_process()) {
+    share_in_process(facts, reached);
+  } else {
+    share_between_processes(reached);
+  }
+
+  // Everybody learns every pair.
+  std::vector<std::byte> message(size);
+  for (int peer = 0; peer < size; ++peer) {
+    message[peer] = static_cast<std::byte>(reached[peer] ? 1 : 0);
+  }
+  const auto all = bootstrap_->all_gather(message);
+  std::string pairs;
+  int culprit = -1;
+  for (int from = 0; from < size; ++from) {
+    for (int to = 0; to < size; ++to) {
+      if (all[from][to] != std::byte{0}) continue;
+      pairs += (pairs.empty() ? "" : ", ") + std::to_string(from) + " -> " + std::to_string(to);
+      if (culprit < 0) culprit = to;
+    }
+  }
+  if (pairs.empty()) return;
+  abandoned_ = true;
+  throw Error(ErrorInfo{.code = ErrorCode::kUnreachable, .phase = Phase::kSetup, .peer = culprit},
+              "ranks cannot reach the memory of the GPUs of others: " + pairs);
+}
+
+void PeerMemory::share_in_process(const std::vector<DeviceFacts>& facts,
+                                  std::vector<bool>& reached) {
+  shared_ = bootstrap_->all_gather_objects(own_);
+  for (int peer = 0; peer < bootstrap_->size(); ++peer) {
+    blocks_[peer] = static_cast<std::byte*>(shared_[peer].get());
+    if (facts[peer].device == device_) continue;
+    int can_access = 0;
+    check_cuda(cudaDeviceCanAccessPeer(&can_access, device_, facts[peer].device),
+               "cudaDeviceCanAccessPeer");
+    reached[peer] = can_access != 0;
+    if (can_access == 0) continue;
+    const cudaError_t status = cudaDeviceEnablePeerAccess(facts[peer].device, 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+      (void)cudaGetLastError();
+    } else {
+      check_cuda(status, "cudaDeviceEnablePeerAccess");
+    }
+  }
+}
+
+void PeerMemory::share_between_processes(std::vector<bool>& reached) {
+  cudaIpcMemHandle_t handle{};
+  check_cuda(cudaIpcGetMemHandle(&handle, own_.get()), "cudaIpcGetMemHandle");
+  std::vector<std::byte> message(sizeof handle);
+  std::memcpy(message.data(), &handle, sizeof handle);
+  const auto handles = bootstrap_->all_gather(message);
+  for (int peer = 0; peer < bootstrap_->size(); ++peer) {
+    if (peer == bootstrap_->rank()) continue;
+    std::memcpy(&handle, handles[peer].data(), sizeof handle);
+    void* memory = nullptr;
+    const cudaError_t status =
+        cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess);
+    if (status != cudaSuccess) {
+      (void)cudaGetLastError();
+      reached[peer] = false;
+      continue;
+    }
+    opened_.push_back(memory);
+    blocks_[peer] = static_cast<std::byte*>(memory);
+  }
+}
+
+PeerMemory::~PeerMemory() {
+  if (bootstrap_->in_one_process()) return;  // shared ownership ends it
+  // An owner frees its block only when no peer's kernel touches it any more.
+  const auto meet = [this] {
+    if (abandoned_) return;
+    try {
+      bootstrap_->barrier();
+    } catch (const Error&) {
+      abandoned_ = true;  // a peer is gone; what it mapped went with it
+    }
+  };
+  meet();
+  for (void* memory : opened_) warn_cuda(cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle");
+  meet();
+}
+
+}  // namespace tandem::cuda

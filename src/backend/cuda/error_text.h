@@ -1,0 +1,14 @@
+// From the record that a kernel left to the Error that the caller gets.
+#pragma once
+
+#include "backend/cuda/state_view.h"
+#include "runtime/backend.h"
+
+namespace tandem::cuda {
+
+// After these the buffer takes no more operations.
+bool is_fatal(const ErrorRecord& record);
+
+[[noreturn]] void throw_error(const ErrorRecord& record, const runtime::BufferPlan& plan);
+
+}  // namespace tandem::cuda
