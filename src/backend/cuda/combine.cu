@@ -12,18 +12,30 @@ namespace {
 constexpr Operation kOperation = Operation::kCombine;
 constexpr int kUnroll = 8;  // rows in flight per thread
 
+// An entry (token, k): where its row lies, and what it weighs.
+union EntrySource {
+  Route route;           // until `ready` has come
+  const std::byte* row;  // null: none
+};
+
 struct CombineShared {
+  EntrySource* entries;         // [kTileEntries], k padded to a multiple of kUnroll
+  float* weights;               // [kTileEntries]
   std::byte** peers;            // [R]
   const std::byte** row_bases;  // [R]: first row of each peer's combine region
   Start* start;
+  HalfState* half;
   int* flag;
   std::int64_t size_bytes;
 
   TANDEM_HOST_DEVICE CombineShared(std::byte* storage, int num_ranks) {
     SharedCarver carver(storage);
+    entries = carver.take<EntrySource>(kTileEntries);
     peers = carver.take<std::byte*>(num_ranks);
     row_bases = carver.take<const std::byte*>(num_ranks);
     start = carver.take<Start>(1);
+    half = carver.take<HalfState>(1);
+    weights = carver.take<float>(kTileEntries);
     flag = carver.take<int>(1);
     size_bytes = carver.used();
   }
@@ -33,57 +45,56 @@ struct CombineShared {
 struct Arguments {
   std::uint32_t values[layout::kNumArguments];
 };
-__device__ Arguments arguments_of(const CombineParams& p) {
-  return {{p.buffer.state->half[p.half].dispatch_epoch, p.shape_argument,
-           p.alignment_argument}};
+__device__ Arguments arguments_of(const CombineParams& p, const HalfState& half) {
+  return {{half.dispatch_epoch, p.shape_argument, p.alignment_argument}};
 }
 
 // Publishes `ready`. The fence that precedes (in every thread that calls this) releases what the
 // earlier kernels of the stream, or this kernel's blocks, wrote to the combine region; pairs with
 // the fence after the wait for headers in combine_kernel.
-__device__ void publish_ready(const CombineParams& p, layout::Epoch epoch,
-                              std::byte* const* peers) {
+__device__ void publish_ready(const CombineParams& p, const Arguments& arguments,
+                              layout::Epoch epoch, std::byte* const* peers) {
   const BufferView& buffer = p.buffer;
   const int parity = layout::parity(epoch);
-  const Arguments arguments = arguments_of(p);
-  const std::uint32_t header = layout::encode(
-      layout::Header{kOperation, p.half, layout::hash_arguments(arguments.values)});
-  for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks; rank += kNumThreads) {
+  const std::uint32_t header =
+      layout::encode(layout::Header{kOperation, p.half, layout::hash_arguments(arguments.values)});
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks;
+       rank += static_cast<int>(blockDim.x)) {
+    const auto store = [&](std::int64_t offset, std::uint32_t value) {
+      ptx::store_relaxed(reinterpret_cast<layout::Word*>(peers[rank] + offset),
+                         layout::make_word(epoch, value));
+    };
+    store(buffer.block.header(parity, buffer.rank), header);
+#pragma unroll
     for (int which = 0; which < layout::kNumArguments; ++which) {
-      ptx::store_relaxed(
-          reinterpret_cast<layout::Word*>(
-              peers[rank] + buffer.block.argument(parity, buffer.rank,
-                                                  static_cast<layout::Argument>(which))),
-          layout::make_word(epoch, arguments.values[which]));
+      store(buffer.block.argument(parity, buffer.rank, static_cast<layout::Argument>(which)),
+            arguments.values[which]);
     }
-    ptx::store_relaxed(
-        reinterpret_cast<layout::Word*>(peers[rank] + buffer.block.header(parity, buffer.rank)),
-        layout::make_word(epoch, header));
   }
 }
 
-__device__ bool may_enter(const BufferView& buffer, layout::Epoch epoch) {  // rule 1
-  bool ok = true;
+__device__ bool may_enter(const BufferView& buffer, const std::byte* own, layout::Epoch epoch) {
+  bool ok = true;  // rule 1
+#pragma unroll 1
   for (int rank = static_cast<int>(threadIdx.x); ok && rank < buffer.num_ranks;
-       rank += kNumThreads) {
-    ok = wait_for_completed(buffer, kOperation, epoch, epoch - 2, Phase::kEnter, rank);
+       rank += static_cast<int>(blockDim.x)) {
+    ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kEnter, rank}, own, epoch - 2);
   }
   return ok;
 }
 
 // The handle's dispatch is the one that this half holds; else, reported, there is nothing to send.
-__device__ bool is_fresh(const CombineParams& p, layout::Epoch epoch, bool reports) {
-  const HalfState& half = p.buffer.state->half[p.half];
-  if (half.dispatch_id != p.dispatch_id) {
-    if (reports) {
-      report(p.buffer, kOperation, epoch,
-             {ErrorCode::kStaleHandle, Phase::kNone, -1, static_cast<std::int64_t>(p.dispatch_id),
-              static_cast<std::int64_t>(half.dispatch_id), 0, 0},
-             false);
-    }
-    return false;
+__device__ bool is_fresh(const CombineParams& p, const HalfState& half, layout::Epoch epoch,
+                         bool reports) {
+  if (half.dispatch_id == p.dispatch_id) return half.has_rows != 0;
+  if (reports) {
+    report(p.buffer, kOperation, epoch,
+           {ErrorCode::kStaleHandle, Phase::kNone, -1, static_cast<std::int64_t>(p.dispatch_id),
+            static_cast<std::int64_t>(half.dispatch_id), 0, 0},
+           false);
   }
-  return half.has_rows != 0;
+  return false;
 }
 
 template <typename T>
@@ -107,144 +118,192 @@ __device__ __forceinline__ uint4 pack(const float (&values)[16 / sizeof(T)]) {
   }
 }
 
-template <typename T>
-__device__ void gather(const CombineParams& p, const CombineShared& s, bool has_rows) {
-  constexpr int kVector = 16 / static_cast<int>(sizeof(T));
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int row_bytes = p.hidden * static_cast<int>(sizeof(T));
-  const int chunks_per_row = (row_bytes + 511) / 512;
-  const auto pitch = static_cast<std::int64_t>(layout::round_up(row_bytes, layout::kRowAlignment));
-  const std::int64_t num_units = std::int64_t{p.num_tokens} * chunks_per_row;
+// Which 512-byte pieces of output rows a block gathers: a warp's work is one piece.
+struct Share {
+  std::uint32_t begin;  // pieces, counted through all tokens
+  std::uint32_t end;
+  std::uint32_t first_token;
+  std::uint32_t last_token;  // one past
+};
+
+__device__ Share share_of(const CombineParams& p) {
+  const std::uint32_t begin =
+      blockIdx.x * p.pieces_per_block + min(blockIdx.x, p.blocks_with_one_more);
+  const std::uint32_t end =
+      begin + p.pieces_per_block + (blockIdx.x < p.blocks_with_one_more ? 1U : 0U);
+  if (begin == end) return {begin, end, 0, 0};
+  return {begin, end, begin / p.pieces_per_row, (end - 1) / p.pieces_per_row + 1};
+}
+
+// Loads routes and weights of the tile that begins at `token`.
+__device__ void load_entries(const CombineParams& p, const CombineShared& s, std::uint32_t token,
+                             std::uint32_t num_tokens, int padded_topk) {
   const Route* routes = p.buffer.arrays[p.half].routes;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(num_tokens) * padded_topk;
+       i += kCombineThreads) {
+    const int row = i / padded_topk;
+    const int k = i - row * padded_topk;
+    const std::int64_t at = std::int64_t{token + row} * p.topk + k;
+    s.entries[i].route = k < p.topk ? routes[at] : kNoRoute;
+    s.weights[i] = k < p.topk ? p.weights[at] : 0.0F;
+  }
+}
 
-  for (std::int64_t unit = std::int64_t{warp} * gridDim.x + blockIdx.x; unit < num_units;
-       unit += std::int64_t{gridDim.x} * kNumWarps) {
-    const std::int64_t token = unit / chunks_per_row;
-    const int at = (static_cast<int>(unit - token * chunks_per_row) * 32 + lane) * 16;
-    const bool inside = at < row_bytes;
-    float sums[kVector];
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) sums[i] = 0.0F;
+// Each thread its own entries: the same loop as in load_entries.
+__device__ void find_rows(const CombineShared& s, int num_entries, std::int64_t pitch,
+                          bool has_rows) {
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < num_entries; i += kCombineThreads) {
+    const Route route = s.entries[i].route;
+    s.entries[i].row = route < 0 || !has_rows
+                           ? nullptr
+                           : s.row_bases[route >> kRouteOwnerShift] +
+                                 (route & ((Route{1} << kRouteOwnerShift) - 1)) * pitch;
+  }
+}
 
-    for (int first_k = 0; first_k < p.topk; first_k += 32) {
-      Route route = kNoRoute;
-      float weight = 0.0F;
-      if (has_rows && first_k + lane < p.topk) {
-        route = routes[token * p.topk + first_k + lane];
-        weight = p.weights[token * p.topk + first_k + lane];
-      }
-      const std::byte* row = nullptr;
-      if (route >= 0) {
-        row = s.row_bases[route >> kRouteOwnerShift] +
-              (route & ((Route{1} << kRouteOwnerShift) - 1)) * pitch;
-      }
-      const std::uint32_t selected = __ballot_sync(0xffffffffU, route >= 0);
-      for (int k = 0; k < min(32, p.topk - first_k); k += kUnroll) {
-        uint4 pieces[kUnroll];
+template <typename T>
+__device__ void gather_piece(const CombineParams& p, const EntrySource* entries,
+                             const float* weights, int padded_topk, std::uint32_t token, int at) {
+  constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+  const int row_bytes = p.hidden * static_cast<int>(sizeof(T));
+  float sums[kVector];
 #pragma unroll
-        for (int j = 0; j < kUnroll; ++j) {
-          const auto* source = reinterpret_cast<const std::byte*>(__shfl_sync(
-              0xffffffffU, reinterpret_cast<unsigned long long>(row), k + j));
-          if (((selected >> (k + j)) & 1U) != 0 && inside) {
-            pieces[j] = ptx::load_once(source + at);
-          }
-        }
+  for (int i = 0; i < kVector; ++i) sums[i] = 0.0F;
+#pragma unroll 1
+  for (int first = 0; first < padded_topk; first += kUnroll) {
+    uint4 pieces[kUnroll];
 #pragma unroll
-        for (int j = 0; j < kUnroll; ++j) {
-          const float scale = __shfl_sync(0xffffffffU, weight, k + j);
-          if (((selected >> (k + j)) & 1U) != 0) {
-            float values[kVector];
-            unpack<T>(pieces[j], values);
-#pragma unroll
-            for (int i = 0; i < kVector; ++i) {
-              sums[i] = __fadd_rn(sums[i], __fmul_rn(scale, values[i]));
-            }
-          }
-        }
-      }
+    for (int j = 0; j < kUnroll; ++j) {
+      const std::byte* row = entries[first + j].row;
+      pieces[j] = ptx::load_once_if(row + at, row != nullptr && at < row_bytes);
     }
-    if (!inside) continue;
-    const uint4 result = pack<T>(sums);
-    std::byte* out = p.out + token * p.out_pitch + at;
-    if (p.out_aligned != 0 && at + 16 <= row_bytes) {
-      ptx::store_once(out, result);
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      if (entries[first + j].row == nullptr) continue;
+      const float scale = weights[first + j];
+      float values[kVector];
+      unpack<T>(pieces[j], values);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sums[i] = __fadd_rn(sums[i], __fmul_rn(scale, values[i]));
+    }
+  }
+  if (at >= row_bytes) return;
+  const uint4 result = pack<T>(sums);
+  std::byte* out = p.out + token * p.out_pitch + at;
+  if (p.out_aligned != 0 && at + 16 <= row_bytes) {
+    ptx::store_once(out, result);
+    return;
+  }
+  const std::uint32_t words[4] = {result.x, result.y, result.z, result.w};
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    if (at + i * static_cast<int>(sizeof(T)) >= row_bytes) break;
+    if constexpr (sizeof(T) == 4) {
+      reinterpret_cast<std::uint32_t*>(out)[i] = words[i];
     } else {
-      const T* elements = reinterpret_cast<const T*>(&result);
-      for (int i = 0; i < kVector && at + i * static_cast<int>(sizeof(T)) < row_bytes; ++i) {
-        reinterpret_cast<T*>(out)[i] = elements[i];
-      }
+      reinterpret_cast<std::uint16_t*>(out)[i] =
+          static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)));
     }
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kNumThreads, 2)
+__global__ void __launch_bounds__(kCombineThreads, 1)
     combine_kernel(const __grid_constant__ CombineParams p) {
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const CombineShared s(storage, buffer.num_ranks);
   const int thread = static_cast<int>(threadIdx.x);
   DeviceState& state = *buffer.state;
-  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+#pragma unroll 1
+  for (int rank = thread; rank < buffer.num_ranks; rank += kCombineThreads) {
     s.peers[rank] = buffer.blocks[rank];
   }
   ptx::wait_for_earlier_grids();
-  ptx::let_next_grid_start();
   stamp(buffer, 16);
+
+  // Everything that depends on nothing else is asked for at once.
   if (thread == 0) {
-    *s.start = p.sends != 0
-                   ? take_start(&state.send, p.receives != 0 ? &state.receive : nullptr)
-                   : take_start(&state.receive, nullptr);
+    *s.start = p.sends != 0 ? take_start(&state.send, p.receives != 0 ? &state.receive : nullptr)
+                            : take_start(&state.receive, nullptr);
   }
-  const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
+  if (thread == 32) *s.half = state.half[p.half];
+  const bool failed_before = thread == 64 && ptx::load_relaxed(&state.failed) != 0;
+  const int padded_topk = (p.topk + kUnroll - 1) / kUnroll * kUnroll;
+  const std::uint32_t tile_tokens = static_cast<std::uint32_t>(kTileEntries / padded_topk);
+  const Share share = p.receives != 0 ? share_of(p) : Share{0, 0, 0, 0};
+  std::uint32_t tile_end = min(share.last_token, share.first_token + tile_tokens);
+  load_entries(p, s, share.first_token, tile_end - share.first_token, padded_topk);
   if (thread < buffer.num_ranks) ptx::fence(buffer.across_devices != 0);  // for publish_ready
   if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
   const layout::Epoch epoch = s.start->epoch;
   const bool leads = s.start->ticket == 0;
+  const std::byte* own = s.peers[buffer.rank];
+  const Arguments arguments = arguments_of(p, *s.half);
   stamp(buffer, 17);
 
-  const bool has_rows = is_fresh(p, epoch, leads && thread == 0);
   if (p.sends != 0 && leads) {
-    const bool entered = may_enter(buffer, epoch);
-    if (__syncthreads_or(static_cast<int>(!entered)) != 0) return;
-    publish_ready(p, epoch, s.peers);
+    const bool entered = may_enter(buffer, own, epoch);
+    if (buffer.num_ranks <= 32) {  // one warp has seen them all
+      if (thread < 32 && __all_sync(0xffffffffU, static_cast<int>(entered)) != 0) {
+        publish_ready(p, arguments, epoch, s.peers);
+      }
+    } else if (__syncthreads_and(static_cast<int>(entered)) != 0) {
+      publish_ready(p, arguments, epoch, s.peers);
+    }
     if (thread == 0) state.half[p.half].combine_epoch = epoch;
   }
+  const bool has_rows = is_fresh(p, *s.half, epoch, leads && thread == 0);
   if (p.receives == 0) return;
   stamp(buffer, 18);
 
   // A block with tokens needs `ready` from their owners; it asks all ranks, and so finds out if one
   // of them calls something else.
-  const bool has_units =
-      std::int64_t{blockIdx.x} <
-      std::int64_t{p.num_tokens} *
-          ((p.hidden * static_cast<int>(sizeof(T)) + 511) / 512);
   bool ok = true;
-  if (has_units && has_rows) {
-    const Arguments arguments = arguments_of(p);
-    for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
-      layout::Word word;
-      ok = wait_for_epoch(buffer, kOperation, epoch,
-                          buffer.block.header(layout::parity(epoch), rank), Phase::kReady, rank,
-                          &word) &&
-           check_header(buffer, kOperation, epoch, rank, layout::value_of(word),
-                        layout::hash_arguments(arguments.values), arguments.values);
-      s.row_bases[rank] =
-          s.peers[rank] +
-          buffer.block.combine_rows(layout::decode_header(layout::value_of(word)).half);
+  if (share.begin < share.end && has_rows) {
+#pragma unroll 1
+    for (int rank = thread; ok && rank < buffer.num_ranks; rank += kCombineThreads) {
+      int half = 0;
+      ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
+                           layout::hash_arguments(arguments.values), arguments.values, &half);
+      s.row_bases[rank] = s.peers[rank] + buffer.block.combine_rows(half);
       ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
     }
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 19);
-  gather<T>(p, s, has_rows);
+  const auto pitch = static_cast<std::int64_t>(
+      layout::round_up(p.hidden * static_cast<int>(sizeof(T)), layout::kRowAlignment));
+#pragma unroll 1
+  for (std::uint32_t tile_token = share.first_token; tile_token < share.last_token;) {
+    find_rows(s, static_cast<int>(tile_end - tile_token) * padded_topk, pitch, has_rows);
+    __syncthreads();
+    const std::uint32_t first_piece = max(share.begin, tile_token * p.pieces_per_row);
+    const std::uint32_t end_piece = min(share.end, tile_end * p.pieces_per_row);
+#pragma unroll 1
+    for (std::uint32_t piece = first_piece + thread / 32; piece < end_piece;
+         piece += kCombineThreads / 32) {
+      const std::uint32_t token = piece / p.pieces_per_row;
+      const int at = static_cast<int>((piece - token * p.pieces_per_row) * 32 + thread % 32) * 16;
+      const std::uint32_t entry = (token - tile_token) * padded_topk;
+      gather_piece<T>(p, s.entries + entry, s.weights + entry, padded_topk, token, at);
+    }
+    tile_token = tile_end;
+    if (tile_token >= share.last_token) break;
+    tile_end = min(share.last_token, tile_token + tile_tokens);
+    __syncthreads();
+    load_entries(p, s, tile_token, tile_end - tile_token, padded_topk);
+  }
   __syncthreads();
+  ptx::let_next_grid_start();
   stamp(buffer, 20);
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   __syncthreads();
   if (*s.flag == 0) return;
-  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+#pragma unroll 1
+  for (int rank = thread; rank < buffer.num_ranks; rank += kCombineThreads) {
     ptx::store_relaxed(
         reinterpret_cast<layout::Word*>(s.peers[rank] + buffer.block.completed(buffer.rank)),
         layout::make_word(epoch, 0));
@@ -268,7 +327,7 @@ struct StageShared {
   }
 };
 
-__global__ void __launch_bounds__(kNumThreads, 2)
+__global__ void __launch_bounds__(kNumThreads, 1)
     combine_stage_kernel(const __grid_constant__ CombineParams p) {
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
@@ -276,19 +335,21 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   const int thread = static_cast<int>(threadIdx.x);
   DeviceState& state = *buffer.state;
   ptx::wait_for_earlier_grids();
-  ptx::let_next_grid_start();
   if (thread == 0) *s.start = take_start(&state.send, nullptr);
   const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
   if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
   const layout::Epoch epoch = s.start->epoch;
-  bool ok = may_enter(buffer, epoch);
+  const std::byte* own = buffer.blocks[buffer.rank];
+  const HalfState half = state.half[p.half];
+  bool ok = may_enter(buffer, own, epoch);
+#pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
-    ok = wait_for_completed(buffer, kOperation, epoch, state.half[p.half].combine_epoch,
-                            Phase::kCombineHalf, rank);  // rule 2
+    ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kCombineHalf, rank}, own,
+                            half.combine_epoch);  // rule 2
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
 
-  const bool has_rows = is_fresh(p, epoch, s.start->ticket == 0 && thread == 0);
+  const bool has_rows = is_fresh(p, half, epoch, s.start->ticket == 0 && thread == 0);
   const int first = buffer.first_of_rank[buffer.rank];
   const int num_local = has_rows ? buffer.first_of_rank[buffer.rank + 1] - first : 0;
   const BufferView::Arrays& arrays = buffer.arrays[p.half];
@@ -318,25 +379,27 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   __syncthreads();
   if (*s.flag == 0) return;
+  ptx::let_next_grid_start();
   ptx::fence(buffer.across_devices != 0);
-  publish_ready(p, epoch, buffer.blocks);
+  publish_ready(p, arguments_of(p, half), epoch, buffer.blocks);
   if (thread == 0) state.half[p.half].combine_epoch = epoch;
 }
 
 // Rule 2 for a half that a combine has used since its dispatch ended (which waits for it
 // otherwise): what is queued behind this kernel may write to the combine region.
-__global__ void __launch_bounds__(kNumThreads, 2)
+__global__ void __launch_bounds__(kNumThreads, 1)
     combine_acquire_kernel(const __grid_constant__ CombineParams p) {
   const BufferView& buffer = p.buffer;
   ptx::wait_for_earlier_grids();
-  ptx::let_next_grid_start();
   if (ptx::load_relaxed(&buffer.state->failed) != 0) return;
   const layout::Epoch wanted = buffer.state->half[p.half].combine_epoch;
   const auto next = static_cast<layout::Epoch>(ptx::load_relaxed(&buffer.state->send) >> 32);
   bool ok = true;
+#pragma unroll 1
   for (int rank = static_cast<int>(threadIdx.x); ok && rank < buffer.num_ranks;
        rank += kNumThreads) {
-    ok = wait_for_completed(buffer, kOperation, next, wanted, Phase::kCombineHalf, rank);
+    ok = wait_for_completed(buffer, {kOperation, next, Phase::kCombineHalf, rank},
+                            buffer.blocks[buffer.rank], wanted);
   }
 }
 

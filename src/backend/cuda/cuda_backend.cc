@@ -29,9 +29,8 @@ class CudaBackend final : public runtime::BackendInterface {
         cudaDeviceProp properties{};
         check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
         info.details.push_back(std::to_string(device) + ": " + properties.name + ", sm_" +
-                               std::to_string(properties.major) +
-                               std::to_string(properties.minor) + ", " +
-                               std::to_string(properties.multiProcessorCount) +
+                               std::to_string(properties.major) + std::to_string(properties.minor) +
+                               ", " + std::to_string(properties.multiProcessorCount) +
                                " multiprocessors, " +
                                std::to_string(properties.totalGlobalMem >> 20) + " MiB");
         if (properties.major >= 8) info.usable = true;

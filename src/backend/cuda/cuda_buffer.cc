@@ -44,6 +44,14 @@ std::vector<const void*> all_kernels() {
           acquire_kernel()};
 }
 
+int threads_of(const void* kernel) {
+  return kernel == combine_kernel_for(DType::kBFloat16) ||
+                 kernel == combine_kernel_for(DType::kFloat16) ||
+                 kernel == combine_kernel_for(DType::kFloat32)
+             ? kCombineThreads
+             : kNumThreads;
+}
+
 // Takes a CombineParams.
 bool is_of_combine(const void* kernel) {
   return kernel == stage_kernel() || kernel == acquire_kernel() ||
@@ -115,18 +123,21 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     own.device = device_;
     own.num_sms = num_sms_;
     own.chosen_blocks = plan.options.num_sms;
-    dispatch_shared_bytes_ = dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts);
-    receive_shared_bytes_ = receive_shared_bytes(plan.num_ranks, plan.options.num_experts);
-    combine_shared_bytes_ = combine_shared_bytes(plan.num_ranks);
+    shared_bytes_ =
+        std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts),
+                  receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
+                  combine_shared_bytes(plan.num_ranks), stage_shared_bytes(), kLeastSharedBytes});
+    if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
+      throw Error(ErrorCode::kUnsupported, std::to_string(plan.options.num_experts) +
+                                               " experts and " + std::to_string(plan.num_ranks) +
+                                               " ranks need " + std::to_string(shared_bytes_) +
+                                               " bytes of shared memory, " + properties.name +
+                                               " has " +
+                                               std::to_string(properties.sharedMemPerBlockOptin));
+    }
     for (const void* kernel : all_kernels()) {
-      const std::int64_t bytes = is_of_combine(kernel) ? std::max(combine_shared_bytes_, stage_shared_bytes())
-                                 : kernel == receive_kernel() ? receive_shared_bytes_
-                                            : dispatch_shared_bytes_;
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(bytes)),
-                 "cudaFuncSetAttribute");
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                      cudaSharedmemCarveoutMaxShared),
+                                      static_cast<int>(shared_bytes_)),
                  "cudaFuncSetAttribute");
     }
     allocate();
@@ -160,21 +171,25 @@ CudaBuffer::~CudaBuffer() {
     peers_->abandon();
   }
   // Nothing of this rank may still run when its memory goes. Bounded by the timeout of its waits.
-  if (has_last_stream_) warn_cuda(cudaStreamSynchronize(last_stream_), "cudaStreamSynchronize");
+  if (has_last_stream_) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   peers_.reset();
-  if (follow_event_ != nullptr) warn_cuda(cudaEventDestroy(follow_event_), "cudaEventDestroy");
+  for (cudaEvent_t event : {eager_event_, captured_event_}) {
+    if (event != nullptr) warn_cuda(cudaEventDestroy(event), "cudaEventDestroy");
+  }
   if (reset_stream_ != nullptr) warn_cuda(cudaStreamDestroy(reset_stream_), "cudaStreamDestroy");
 }
 
 void CudaBuffer::allocate() {
   const Pieces pieces(plan_);
-  block_ = allocate_device(device_, layout::round_up(plan_.block.size_bytes(),
-                                                     plan_.num_ranks > 1 ? kIpcUnit : 1));
+  block_ = allocate_device(
+      device_, layout::round_up(plan_.block.size_bytes(), plan_.num_ranks > 1 ? kIpcUnit : 1));
   own_memory_ = allocate_device(device_, pieces.size_bytes);
   record_memory_ = allocate_mapped_host(device_, sizeof(ErrorRecord));
   record_ = new (record_memory_.get()) ErrorRecord();
   prepare_host_copies(device_);
-  check_cuda(cudaEventCreateWithFlags(&follow_event_, cudaEventDisableTiming), "cudaEventCreate");
+  for (cudaEvent_t* event : {&eager_event_, &captured_event_}) {
+    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  }
   check_cuda(cudaStreamCreateWithFlags(&reset_stream_, cudaStreamNonBlocking),
              "cudaStreamCreateWithFlags");
 
@@ -189,8 +204,9 @@ void CudaBuffer::allocate() {
   check_cuda(cudaHostGetDevicePointer(&record_on_device, record_, 0), "cudaHostGetDevicePointer");
   view_.record = static_cast<ErrorRecord*>(record_on_device);
   const auto timeout = plan_.options.timeout;
-  view_.timeout_ns = timeout == BufferOptions::kForever ? ~std::uint64_t{0}
-                                                        : static_cast<std::uint64_t>(timeout.count());
+  view_.timeout_ns = timeout == BufferOptions::kForever
+                         ? ~std::uint64_t{0}
+                         : static_cast<std::uint64_t>(timeout.count());
   view_.rank = plan_.rank;
   view_.num_ranks = plan_.num_ranks;
   view_.num_experts = plan_.options.num_experts;
@@ -252,39 +268,22 @@ void CudaBuffer::fill_tables() {
              "cudaMemcpy");
 }
 
-// The kernels of ranks that share a GPU wait for each other, so they must fit side by side; twice
-// if a rank's next kernel is to take its place while the one at work ends.
+// The kernels of ranks that share a GPU wait for each other, so they must fit side by side, one
+// block to a multiprocessor. The default is a rank's share, rounded down to a multiple of 8.
 void CudaBuffer::choose_blocks(const std::vector<DeviceFacts>& facts) {
-  const DeviceScope scope(device_);
-  int resident = 32;
-  for (const void* kernel : {dispatch_kernel_for(Format::kBFloat16, DType::kBFloat16),
-                             dispatch_kernel_for(Format::kFp8, DType::kFloat32)}) {
-    int blocks = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                   &blocks, kernel, kNumThreads, static_cast<std::size_t>(dispatch_shared_bytes_)),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    resident = std::min(resident, blocks);
-  }
   int sharers = 0;
-  int chosen = 0;
   const DeviceFacts& own = facts[plan_.rank];
   for (const DeviceFacts& peer : facts) {
-    if (std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) != 0) continue;
-    ++sharers;
-    chosen += peer.chosen_blocks;
+    if (std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) == 0) ++sharers;
   }
-  const int places = std::min(resident, 2) * num_sms_;
-  if (places / sharers == 0 || chosen > places) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::to_string(sharers) + " ranks share CUDA device " + std::to_string(device_) +
-                    " and ask for " + std::to_string(std::max(chosen, sharers)) +
-                    " blocks in all; at most " + std::to_string(places) + " fit side by side");
+  if (sharers > num_sms_) {
+    throw Error(ErrorCode::kInvalidArgument, std::to_string(sharers) + " ranks share CUDA device " +
+                                                 std::to_string(device_) + ", which has " +
+                                                 std::to_string(num_sms_) +
+                                                 " multiprocessors; every rank needs one at least");
   }
-  const int share = num_sms_ / sharers;
-  default_blocks_ = std::max(1, share >= 16 ? share / 8 * 8 : share);
-  default_blocks_ = std::min(default_blocks_, kMaxBlocks);
-  most_blocks_ = std::min(kMaxBlocks, places / sharers);
-  overlap_blocks_ = std::getenv("TANDEM_CUDA_NO_OVERLAP") != nullptr ? 0 : places / sharers / 2;
+  most_blocks_ = std::min(kMaxBlocks, num_sms_ / sharers);
+  default_blocks_ = most_blocks_ >= 16 ? most_blocks_ / 8 * 8 : most_blocks_;
 }
 
 void CudaBuffer::warm_up() {
@@ -299,11 +298,7 @@ void CudaBuffer::warm_up() {
     const bool combines = is_of_combine(kernel);
     const void* params =
         combines ? static_cast<const void*>(&combine) : static_cast<const void*>(&dispatch);
-    launch(kernel, params, 1,
-           combines ? std::max(combine_shared_bytes_, stage_shared_bytes())
-           : kernel == receive_kernel() ? receive_shared_bytes_
-                                        : dispatch_shared_bytes_,
-           nullptr);
+    launch(kernel, params, 1, nullptr);
   }
   check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
 }
@@ -324,7 +319,7 @@ void CudaBuffer::acquire_combine_half(int half) {
   CombineParams params;
   params.buffer = view_;
   params.half = half;
-  launch(acquire_kernel(), &params, 1, 0, last_stream_);
+  launch(acquire_kernel(), &params, 1, last_stream_);
 }
 
 int CudaBuffer::blocks_for(int asked) const {
@@ -360,7 +355,11 @@ DispatchParams CudaBuffer::dispatch_params(const runtime::DispatchCall& call,
   params.chunk_bytes = static_cast<std::int32_t>(std::min<std::int64_t>(
       kChunkBytes, layout::round_up((row_bytes + chunks - 1) / chunks, unit)));
   params.chunks_per_row =
-      static_cast<std::int32_t>((row_bytes + params.chunk_bytes - 1) / params.chunk_bytes);
+      static_cast<std::uint32_t>((row_bytes + params.chunk_bytes - 1) / params.chunk_bytes);
+  // At most 2^24 tokens of 128 chunks.
+  const auto units = static_cast<std::uint32_t>(call.num_tokens) * params.chunks_per_row;
+  params.units_per_block = units / static_cast<std::uint32_t>(num_blocks);
+  params.blocks_with_one_more = units % static_cast<std::uint32_t>(num_blocks);
   params.slotted = call.placement == Placement::kSlotted ? 1 : 0;
   params.padded = call.layout == Layout::kPadded ? 1 : 0;
   params.row_alignment = call.row_alignment;
@@ -393,15 +392,15 @@ void CudaBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stag
   const bool slotted = call.placement == Placement::kSlotted;
   combined_[call.half] = false;
   if (runtime::sends(stage)) {
-    launch(dispatch_kernel_for(call.row.format, call.x.dtype), &params, num_blocks,
-           dispatch_shared_bytes_, call.stream);
+    launch(dispatch_kernel_for(call.row.format, call.x.dtype), &params, num_blocks, call.stream);
   }
   if (slotted && runtime::receives(stage)) {
-    launch(receive_kernel(), &params, num_blocks, receive_shared_bytes_, call.stream);
+    launch(receive_kernel(), &params, num_blocks, call.stream);
   }
+  leave(stream);
 }
 
-CombineParams CudaBuffer::combine_params(const runtime::CombineCall& call) const {
+CombineParams CudaBuffer::combine_params(const runtime::CombineCall& call, int num_blocks) const {
   CombineParams params;
   params.buffer = view_;
   params.weights = call.weights.as<float>();
@@ -424,8 +423,12 @@ CombineParams CudaBuffer::combine_params(const runtime::CombineCall& call) const
   params.y = call.y.as<std::byte>();
   params.y_pitch = call.y.strides[call.y.num_dims - 2] * params.element_bytes;
   const std::int64_t row_bytes = std::int64_t{call.hidden} * params.element_bytes;
-  params.y_aligned =
-      is_multiple_of_16(params.y, params.y_pitch) && row_bytes % 16 == 0 ? 1 : 0;
+  params.pieces_per_row = static_cast<std::uint32_t>((row_bytes + 511) / 512);
+  const std::uint32_t pieces =
+      params.pieces_per_row * static_cast<std::uint32_t>(params.num_tokens);
+  params.pieces_per_block = pieces / static_cast<std::uint32_t>(num_blocks);
+  params.blocks_with_one_more = pieces % static_cast<std::uint32_t>(num_blocks);
+  params.y_aligned = is_multiple_of_16(params.y, params.y_pitch) && row_bytes % 16 == 0 ? 1 : 0;
   return params;
 }
 
@@ -433,44 +436,61 @@ void CudaBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage)
   check();
   cudaStream_t const stream = stream_of(call.stream);
   follow(stream);
-  CombineParams params = combine_params(call);
-  combined_[params.half] = true;
   const int num_blocks = blocks_for(call.num_sms);
+  CombineParams params = combine_params(call, num_blocks);
+  combined_[params.half] = true;
   if (runtime::sends(stage) && !call.zero_copy) {
-    launch(stage_kernel(), &params, num_blocks, stage_shared_bytes(), call.stream);
+    launch(stage_kernel(), &params, num_blocks, call.stream);
   }
   params.sends = runtime::sends(stage) && call.zero_copy ? 1 : 0;
   params.receives = runtime::receives(stage) ? 1 : 0;
-  if (params.sends == 0 && params.receives == 0) return;
-  launch(combine_kernel_for(call.dtype), &params, params.receives != 0 ? num_blocks : 1,
-         combine_shared_bytes_, call.stream);
+  if (params.sends != 0 || params.receives != 0) {
+    launch(combine_kernel_for(call.dtype), &params, params.receives != 0 ? num_blocks : 1,
+           call.stream);
+  }
+  leave(stream);
 }
 
-void CudaBuffer::launch(const void* kernel, const void* params, int num_blocks,
-                        std::int64_t shared_bytes, void* stream) {
+void CudaBuffer::launch(const void* kernel, const void* params, int num_blocks, void* stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_blocks));
-  config.blockDim = dim3(kNumThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.blockDim = dim3(static_cast<unsigned>(threads_of(kernel)));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes_);
   config.stream = stream_of(stream);
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
-  if (num_blocks <= overlap_blocks_) {
-    config.attrs = &overlap;
-    config.numAttrs = 1;
-  }
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   void* arguments[] = {const_cast<void*>(params)};
   check_cuda(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
 }
 
+// Makes `stream` wait for the last call, if that was on another one.
 void CudaBuffer::follow(cudaStream_t stream) {
   if (has_last_stream_ && stream != last_stream_) {
-    check_cuda(cudaEventRecord(follow_event_, last_stream_), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(stream, follow_event_, 0), "cudaStreamWaitEvent");
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+    if (last_was_captured_) {
+      // Joins the capture of the last call, if that is still going on; if it is not, its graph's
+      // place in the sequence is the caller's.
+      if (cudaStreamWaitEvent(stream, captured_event_, 0) != cudaSuccess) (void)cudaGetLastError();
+    } else if (status == cudaStreamCaptureStatusNone) {
+      check_cuda(cudaStreamWaitEvent(stream, eager_event_, 0), "cudaStreamWaitEvent");
+    }
   }
   last_stream_ = stream;
   has_last_stream_ = true;
+}
+
+// Records the end of a call for the next one. Not left to the next one: the caller may destroy the
+// stream before.
+void CudaBuffer::leave(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  last_was_captured_ = status == cudaStreamCaptureStatusActive;
+  check_cuda(cudaEventRecord(last_was_captured_ ? captured_event_ : eager_event_, stream),
+             "cudaEventRecord");
 }
 
 void CudaBuffer::check() {

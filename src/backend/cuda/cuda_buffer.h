@@ -20,8 +20,7 @@ namespace tandem::cuda {
 
 class CudaBuffer final : public runtime::BackendBuffer {
  public:
-  CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
-             const runtime::BufferPlan& plan);
+  CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap, const runtime::BufferPlan& plan);
   ~CudaBuffer() override;
 
   void dispatch(const runtime::DispatchCall& call, runtime::Stage stage) override;
@@ -43,22 +42,19 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] int blocks_for(int asked) const;
   [[nodiscard]] DispatchParams dispatch_params(const runtime::DispatchCall& call,
                                                int num_blocks) const;
-  [[nodiscard]] CombineParams combine_params(const runtime::CombineCall& call) const;
-  void launch(const void* kernel, const void* params, int num_blocks, std::int64_t shared_bytes,
-              void* stream);
-  // Orders a call after the one before it where they are on different streams.
+  [[nodiscard]] CombineParams combine_params(const runtime::CombineCall& call,
+                                             int num_blocks) const;
+  void launch(const void* kernel, const void* params, int num_blocks, void* stream);
   void follow(cudaStream_t stream);
+  void leave(cudaStream_t stream);
   void print_trace() const;
 
   runtime::BufferPlan plan_;
   int device_ = 0;
   int num_sms_ = 0;
   int default_blocks_ = 1;
-  int most_blocks_ = 1;     // of a kernel, so that the kernels of all ranks here fit side by side
-  int overlap_blocks_ = 0;  // up to so many, a kernel may start while the one before it ends
-  std::int64_t dispatch_shared_bytes_ = 0;
-  std::int64_t receive_shared_bytes_ = 0;
-  std::int64_t combine_shared_bytes_ = 0;
+  int most_blocks_ = 1;  // of a kernel, so that the kernels of all ranks here fit side by side
+  std::int64_t shared_bytes_ = 0;  // of every block
 
   std::shared_ptr<std::byte> block_;
   std::shared_ptr<std::byte> own_memory_;
@@ -70,8 +66,10 @@ class CudaBuffer final : public runtime::BackendBuffer {
   bool combined_[layout::kNumHalves] = {};  // since the half's dispatch
   cudaStream_t last_stream_ = nullptr;
   bool has_last_stream_ = false;
-  cudaEvent_t follow_event_ = nullptr;
-  cudaStream_t reset_stream_ = nullptr;  // clears the device's side of the error record
+  bool last_was_captured_ = false;
+  cudaEvent_t eager_event_ = nullptr;     // of the last call outside of captures
+  cudaEvent_t captured_event_ = nullptr;  // of the last call in one
+  cudaStream_t reset_stream_ = nullptr;   // clears the device's side of the error record
 };
 
 }  // namespace tandem::cuda

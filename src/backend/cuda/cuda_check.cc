@@ -13,8 +13,7 @@ void check_cuda(cudaError_t status, const char* call, std::source_location where
   const bool absent = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
                       status == cudaErrorInitializationError ||
                       status == cudaErrorNoKernelImageForDevice ||
-                      status == cudaErrorSystemDriverMismatch ||
-                      status == cudaErrorSystemNotReady;
+                      status == cudaErrorSystemDriverMismatch || status == cudaErrorSystemNotReady;
   throw Error(absent ? ErrorCode::kUnsupported : ErrorCode::kResource,
               std::string(call) + " failed: " + cudaGetErrorName(status) + ": " +
                   cudaGetErrorString(status),
@@ -22,7 +21,7 @@ void check_cuda(cudaError_t status, const char* call, std::source_location where
 }
 
 void warn_cuda(cudaError_t status, const char* call) noexcept {
-  if (status == cudaSuccess) return;
+  if (status == cudaSuccess || status == cudaErrorCudartUnloading) return;
   (void)cudaGetLastError();
   std::fprintf(stderr, "tandem: %s failed: %s\n", call, cudaGetErrorString(status));
 }

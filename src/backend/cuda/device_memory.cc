@@ -8,10 +8,7 @@
 #include "tandem/error.h"
 
 namespace tandem::cuda {
-namespace {
-
-
-}  // namespace
+namespace {}  // namespace
 
 std::shared_ptr<std::byte> allocate_device(int device, std::int64_t size_bytes) {
   const DeviceScope scope(device);
@@ -24,8 +21,8 @@ std::shared_ptr<std::byte> allocate_device(int device, std::int64_t size_bytes) 
     std::size_t total_bytes = 0;
     warn_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
     throw Error(ErrorCode::kResource, "no memory on CUDA device " + std::to_string(device) +
-                                          ": asked for " + std::to_string(size_bytes) +
-                                          " bytes, " + std::to_string(free_bytes) + " free");
+                                          ": asked for " + std::to_string(size_bytes) + " bytes, " +
+                                          std::to_string(free_bytes) + " free");
   }
   check_cuda(status, "cudaMalloc");
   return {static_cast<std::byte*>(memory), [device](std::byte* pointer) {

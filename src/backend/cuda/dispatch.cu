@@ -20,80 +20,58 @@ __device__ std::int64_t raw_index(const DispatchParams& p, int i) {
                              : static_cast<const std::int32_t*>(p.topk_idx)[i];
 }
 
-// The i-th entry's expert; -1 for none, and, reported, for one that does not exist.
+constexpr int kNoSuchExpert = -2;
+
+// The i-th entry's expert; -1 for none.
 __device__ int load_expert(const DispatchParams& p, int i) {
   const std::int64_t index = raw_index(p, i);
   if (index < 0) return -1;
-  return index < p.buffer.num_experts ? static_cast<int>(index) : -2;
+  return index < p.buffer.num_experts ? static_cast<int>(index) : kNoSuchExpert;
 }
 
+__device__ __noinline__ void report_index(const DispatchParams& p, layout::Epoch epoch, int i) {
+  report(
+      p.buffer, kOperation, epoch,
+      {ErrorCode::kInvalidArgument, Phase::kNone, -1, p.buffer.num_experts, raw_index(p, i), i, 0},
+      false);
+}
+
+// Words that one rank tells another before any row: counts, number of arrival words, header, and
+// the arguments behind the header's hash.
 __device__ void publish(const DispatchParams& p, const DispatchShared& s, layout::Epoch epoch) {
   const BufferView& buffer = p.buffer;
   const int parity = layout::parity(epoch);
-  const std::uint32_t header = layout::encode(
-      layout::Header{kOperation, p.half, layout::hash_arguments(p.arguments)});
-  const int per_rank = buffer.num_experts + layout::kNumArguments + 2;
+  const std::uint32_t header =
+      layout::encode(layout::Header{kOperation, p.half, layout::hash_arguments(p.arguments)});
+  const int per_rank = buffer.num_experts + 2 + layout::kNumArguments;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < per_rank * buffer.num_ranks; i += kNumThreads) {
     const int rank = i / per_rank;
-    int which = i - rank * per_rank;
+    const int which = i - rank * per_rank;
+    const int beyond = which - buffer.num_experts;
     std::int64_t offset = 0;
     std::uint32_t value = 0;
-    if (which < buffer.num_experts) {
+    if (beyond < 0) {
       offset = buffer.block.count(parity, buffer.rank, which);
       value = s.own[which];
-    } else if ((which -= buffer.num_experts) < layout::kNumArguments) {
-      offset =
-          buffer.block.argument(parity, buffer.rank, static_cast<layout::Argument>(which));
-      value = p.arguments[which];
-    } else if (which == layout::kNumArguments) {
+    } else if (beyond == 0) {
       offset = buffer.block.arrived(parity, buffer.rank, 0);
       value = gridDim.x;
-    } else {
+    } else if (beyond == 1) {
       offset = buffer.block.header(parity, buffer.rank);
       value = header;
+    } else {
+      offset =
+          buffer.block.argument(parity, buffer.rank, static_cast<layout::Argument>(beyond - 2));
+      value = p.arguments[beyond - 2];
     }
     ptx::store_relaxed(reinterpret_cast<layout::Word*>(s.peers[rank] + offset),
                        layout::make_word(epoch, value));
   }
 }
 
-// Waits for the header and the counts of every rank. Returns false on this thread after a failure.
-__device__ bool read_counts(const DispatchParams& p, const DispatchShared& s, layout::Epoch epoch) {
-  const BufferView& buffer = p.buffer;
-  const int parity = layout::parity(epoch);
-  const int per_rank = buffer.num_experts + 2;
-  bool ok = true;
-  for (int i = static_cast<int>(threadIdx.x); ok && i < per_rank * buffer.num_ranks;
-       i += kNumThreads) {
-    const int rank = i / per_rank;
-    const int which = i - rank * per_rank;
-    layout::Word word;
-    if (which < buffer.num_experts) {
-      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.count(parity, rank, which),
-                          Phase::kHeader, rank, &word);
-      const std::uint32_t count = layout::value_of(word);
-      if (ok && count != 0) {
-        atomicAdd(&s.all[which], count);
-        if (rank < buffer.rank) atomicAdd(&s.base[which], count);
-      }
-    } else if (which == buffer.num_experts) {
-      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.arrived(parity, rank, 0),
-                          Phase::kHeader, rank, &word);
-      s.num_words[rank] = layout::value_of(word);
-    } else {
-      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.header(parity, rank),
-                          Phase::kHeader, rank, &word) &&
-           check_header(buffer, kOperation, epoch, rank, layout::value_of(word),
-                        layout::hash_arguments(p.arguments), p.arguments);
-      s.halves[rank] =
-          static_cast<std::uint8_t>(layout::decode_header(layout::value_of(word)).half);
-    }
-  }
-  return ok;
-}
-
 template <typename X>
-__global__ void __launch_bounds__(kNumThreads, 2)
+__global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchParams p) {
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
@@ -105,37 +83,46 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   RowRing<X> ring(p, s.rings + warp * kRingBytes, s.barriers + warp * kMaxStages,
                   s.scales + warp * 2 * kMaxGroupsPerChunk);
   ring.init();
+  load_tables(buffer, s.tables);
+#pragma unroll 1
   for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
     s.before[expert] = 0;
     s.own[expert] = 0;
-    s.all[expert] = 0;
-    s.base[expert] = 0;
-    s.map[expert] = buffer.expert_map[expert];
+    s.tables.all[expert] = 0;
+    s.tables.base[expert] = 0;
   }
+#pragma unroll 1
   for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
     s.peers[rank] = buffer.blocks[rank];
   }
+  const std::uint32_t unit_begin =
+      blockIdx.x * p.units_per_block + min(blockIdx.x, p.blocks_with_one_more);
+  const std::uint32_t unit_end =
+      unit_begin + p.units_per_block + (blockIdx.x < p.blocks_with_one_more ? 1U : 0U);
+  const std::uint32_t chunks_per_row = p.chunks_per_row;
+  const std::uint32_t first_token = unit_begin / chunks_per_row;
+  const std::uint32_t last_token =
+      unit_end > unit_begin ? (unit_end - 1) / chunks_per_row + 1 : first_token;
+  const std::uint32_t tile_tokens = kTileEntries / p.topk;
+  const int num_entries = p.num_tokens * p.topk;
+  int tile_begin = static_cast<int>(first_token) * p.topk;
+  int tile_end = static_cast<int>(min(last_token, first_token + tile_tokens)) * p.topk;
   ptx::wait_for_earlier_grids();
-  ptx::let_next_grid_start();
   stamp(buffer, 0);
 
-  // Everything that depends on nothing else is asked for at once: ticket, rows, indices.
+  // Everything that depends on nothing else is asked for at once: ticket, rows, indices, words.
   if (thread == 0) {
     *s.start = take_start(&state.send, p.slotted != 0 ? nullptr : &state.receive);
   }
-  const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
-  const std::int64_t num_units = std::int64_t{p.num_tokens} * p.chunks_per_row;
-  const std::int64_t unit_begin = num_units * blockIdx.x / gridDim.x;
-  const std::int64_t unit_end = num_units * (blockIdx.x + 1) / gridDim.x;
-  const auto first_token = static_cast<std::int32_t>(unit_begin / p.chunks_per_row);
-  const auto last_token =
-      unit_end > unit_begin ? static_cast<std::int32_t>((unit_end - 1) / p.chunks_per_row) + 1
-                            : first_token;
-  const int tile_tokens = kTileEntries / p.topk;
-  const int num_entries = p.num_tokens * p.topk;
-  int tile_begin = first_token * p.topk;
-  int tile_end = min(last_token, first_token + tile_tokens) * p.topk;
-  ring.prefetch(unit_begin + warp, unit_end);
+  ring.prefetch(unit_begin, unit_end);
+  const std::byte* own = buffer.blocks[buffer.rank];
+  const bool failed_before = thread == 32 && ptx::load_relaxed(&state.failed) != 0;
+  layout::Word completed = 0;
+  if (thread < buffer.num_ranks) {
+    completed = ptx::load_relaxed(
+        reinterpret_cast<const layout::Word*>(own + buffer.block.completed(thread)));
+  }
+  if (thread == 64) *s.combine_epoch = state.half[p.half].combine_epoch;
   int experts[kBatch];
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
@@ -147,25 +134,25 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     return;
   }
   const layout::Epoch epoch = s.start->epoch;
-  const bool publishes = s.start->ticket == 0;
+  const std::uint32_t ticket = s.start->ticket;
+  const bool publishes = ticket == 0;
   const int parity = layout::parity(epoch);
   stamp(buffer, 1);
 
   // Histogram of this rank's entries: all of them, and those before this block's.
   bool ok = true;
+#pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
-    ok = wait_for_completed(buffer, kOperation, epoch, epoch - 2, Phase::kEnter, rank);  // rule 1
+    if (rank < kNumThreads && layout::has_reached(layout::epoch_of(completed), epoch - 2)) continue;
+    ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kEnter, rank}, own,
+                            epoch - 2);  // rule 1
   }
+  const bool counts_all = publishes || p.slotted != 0;
   const auto count_entry = [&](int i, int expert) {
-    if (expert == -2 && publishes) {
-      report(buffer, kOperation, epoch,
-             {ErrorCode::kInvalidArgument, Phase::kNone, -1, buffer.num_experts, raw_index(p, i), i,
-              0},
-             false);
-    }
+    if (expert == kNoSuchExpert && publishes) report_index(p, epoch, i);
     if (i >= tile_begin && i < tile_end) s.entries[i - tile_begin].slot.expert = expert;
     if (expert < 0) return;
-    if (publishes || p.slotted != 0) atomicAdd(&s.own[expert], 1U);
+    if (counts_all) atomicAdd(&s.own[expert], 1U);
     if (i < tile_begin) atomicAdd(&s.before[expert], 1U);
   };
 #pragma unroll
@@ -173,7 +160,8 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     const int i = thread + j * kNumThreads;
     if (i < num_entries) count_entry(i, experts[j]);
   }
-  const int last_counted = publishes || p.slotted != 0 ? num_entries : tile_end;
+  const int last_counted = counts_all ? num_entries : tile_end;
+#pragma unroll 1
   for (int i = thread + kBatch * kNumThreads; i < last_counted; i += kNumThreads) {
     count_entry(i, load_expert(p, i));
   }
@@ -193,6 +181,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
 
   // Slots: entries before the tile, and earlier ones in it, with the same expert.
   const auto find_slots = [&](int num) {
+#pragma unroll 1
     for (int i = thread; i < num; i += kNumThreads) {
       const int expert = s.entries[i].slot.expert;
       if (expert < 0) continue;
@@ -204,68 +193,73 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   find_slots(tile_end - tile_begin);
 
   bool overflow = false;
-  std::uint32_t* scan = p.slotted != 0 ? s.all : s.own;
+  std::uint32_t* scan = p.slotted != 0 ? s.tables.all : s.own;
   if (p.slotted != 0) {
-    scan_starts(buffer, s.own, 1, scan, s.warp_sums);
+    scan_starts(s.own, 1, buffer.num_experts, s.tables, scan);
+#pragma unroll 1
     for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
-      const int first = buffer.first_of_rank[owner_of(s.map[expert])];
-      s.base[expert] = scan[first + local_of(s.map[expert])] - scan[first];
+      const int first = s.tables.first_of_rank[owner_of(s.tables.map[expert])];
+      s.tables.base[expert] = scan[first + local_of(s.tables.map[expert])] - scan[first];
     }
     __syncthreads();
   } else {
-    const bool counts_ok = read_counts(p, s, epoch);
+    const bool counts_ok = read_counts(p, s.tables, epoch);
     if (__syncthreads_or(static_cast<int>(!counts_ok)) != 0) {
       ring.finish();
       return;
     }
     stamp(buffer, 3);
-    overflow = add_starts(p, epoch, s.all, s.base, s.map, scan, s.warp_sums);
+    overflow = add_starts(p, epoch, s.tables, scan);
   }
   stamp(buffer, 4);
 
   // Tile by tile: entries become addresses, rows go out.
   Route* routes = buffer.arrays[p.half].routes;
-  for (std::int32_t tile_token = first_token; tile_token < last_token;) {
+  const std::int64_t pitch = p.row.pitch();
+#pragma unroll 1
+  for (std::uint32_t tile_token = first_token; tile_token < last_token;) {
     const int num = tile_end - tile_begin;
+#pragma unroll 1
     for (int i = thread; i < num; i += kNumThreads) {
       const int expert = s.entries[i].slot.expert;
-      const std::int32_t token = tile_token + i / p.topk;
+      const std::uint32_t token = tile_token + static_cast<std::uint32_t>(i / p.topk);
+      const bool begins_here = token * chunks_per_row >= unit_begin;  // the row, in this block
       Route route = kNoRoute;
       std::byte* destination = nullptr;
       if (expert >= 0 && !overflow) {
-        const int owner = owner_of(s.map[expert]);
+        const int owner = owner_of(s.tables.map[expert]);
         const std::int64_t slot = s.entries[i].slot.slot;
-        std::int64_t row = std::int64_t{s.base[expert]} + slot;
+        std::int64_t row = std::int64_t{s.tables.base[expert]} + slot;
         std::int64_t rows_at = 0;
         std::int64_t sources_at = 0;
         bool fits = true;
         if (p.slotted != 0) {
-          const std::int64_t limit = rows_per_source(p, owner);
+          const std::int64_t limit = rows_per_source(p, s.tables, owner);
           fits = row < limit;  // else all ranks see in the counts that it does not
           row += buffer.rank * limit;
           rows_at = buffer.block.landing_rows(parity);
           sources_at = buffer.block.landing_sources(parity);
           route = (static_cast<Route>(expert) << kRouteOwnerShift) | slot;
         } else {
-          rows_at = buffer.block.view_rows(s.halves[owner]);
-          sources_at = buffer.block.view_sources(s.halves[owner]);
+          rows_at = buffer.block.view_rows(s.tables.halves[owner]);
+          sources_at = buffer.block.view_sources(s.tables.halves[owner]);
           route = (static_cast<Route>(owner) << kRouteOwnerShift) | row;
         }
         if (fits) {
-          destination = s.peers[owner] + rows_at + row * p.row.pitch();
-          if (std::int64_t{token} * p.chunks_per_row >= unit_begin) {  // the row begins in this block
-            reinterpret_cast<std::int32_t*>(s.peers[owner] + sources_at)[row] = token;
+          destination = s.peers[owner] + rows_at + row * pitch;
+          if (begins_here) {
+            reinterpret_cast<std::int32_t*>(s.peers[owner] + sources_at)[row] =
+                static_cast<std::int32_t>(token);
           }
         }
       }
-      if (std::int64_t{token} * p.chunks_per_row >= unit_begin) routes[tile_begin + i] = route;
+      if (begins_here) routes[tile_begin + i] = route;
       s.entries[i].destination = destination;
     }
     __syncthreads();
-    const std::int32_t next_token = tile_token + num / p.topk;
-    const std::int64_t tile_unit_end =
-        min(unit_end, std::int64_t{next_token} * p.chunks_per_row);
-    ring.send(tile_unit_end, tile_token, reinterpret_cast<std::byte* const*>(s.entries));
+    const std::uint32_t next_token = tile_token + static_cast<std::uint32_t>(num / p.topk);
+    ring.send(min(unit_end, next_token * chunks_per_row), tile_token,
+              reinterpret_cast<std::byte* const*>(s.entries));
     tile_token = next_token;
     if (tile_token >= last_token) break;
     __syncthreads();
@@ -274,7 +268,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
       if (expert >= 0) atomicAdd(&s.before[expert], 1U);
     }
     tile_begin = tile_end;
-    tile_end = min(last_token, tile_token + tile_tokens) * p.topk;
+    tile_end = static_cast<int>(min(last_token, tile_token + tile_tokens)) * p.topk;
     for (int i = tile_begin + thread; i < tile_end; i += kNumThreads) {
       s.entries[i - tile_begin].slot.expert = load_expert(p, i);
     }
@@ -291,27 +285,33 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   stamp(buffer, 6);
   // Arrived: release, pairs with the fence in wait_for_rows. The barrier has gathered the rows of
   // all threads of this block.
+#pragma unroll 1
   for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
     ptx::fence(buffer.across_devices != 0);
-    ptx::store_relaxed(
-        reinterpret_cast<layout::Word*>(
-            s.peers[rank] +
-            buffer.block.arrived(parity, buffer.rank, 1 + static_cast<int>(blockIdx.x))),
-        layout::make_word(epoch, 0));
+    ptx::store_relaxed(reinterpret_cast<layout::Word*>(
+                           s.peers[rank] + buffer.block.arrived(parity, buffer.rank,
+                                                                1 + static_cast<int>(blockIdx.x))),
+                       layout::make_word(epoch, 0));
   }
   stamp(buffer, 7);
   if (p.slotted != 0) return;
-  if (*s.flag == 0) return;
 
-  // The end of the operation.
-  write_handle_arrays(p, epoch, s.all, scan, overflow);
-  ok = wait_for_rows(buffer, epoch, s.num_words);
+  // One block writes what the caller gets beside the rows; it is rarely the one that ends the
+  // operation.
+  if (ticket == min(1U, gridDim.x - 1)) write_handle_arrays(p, epoch, s.tables, scan, overflow);
+  if (*s.flag == 0) return;
+  ok = wait_for_rows(buffer, epoch, s.tables.num_words);
   // Rule 2 for the combine region that goes with this half: next_combine_buffer hands it out next.
+#pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
-    ok = wait_for_completed(buffer, kOperation, epoch, state.half[p.half].combine_epoch,
-                            Phase::kCombineHalf, rank);
+    if (rank < kNumThreads && layout::has_reached(layout::epoch_of(completed), *s.combine_epoch)) {
+      continue;
+    }
+    ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kCombineHalf, rank}, own,
+                            *s.combine_epoch);
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  ptx::let_next_grid_start();
   if (thread == 0) state.half[p.half].has_rows = overflow ? 0 : 1;
   publish_completed(buffer, epoch, s.peers);
   stamp(buffer, 8);

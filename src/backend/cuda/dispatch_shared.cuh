@@ -17,57 +17,125 @@ union Entry {
   std::byte* destination;
 };
 
-struct DispatchShared {
-  std::byte* rings;
-  std::uint64_t* barriers;  // [kNumWarps, kMaxStages]
-  float* scales;            // [kNumWarps, 2 * kMaxGroupsPerChunk]
-  Entry* entries;           // [kTileEntries]
-  std::byte** peers;        // [R]: their blocks
-  std::uint32_t* before;    // [E]: this rank's entries before the tile
-  std::uint32_t* own;       // [E + 1]: this rank's entries; later scratch
-  std::uint32_t* all;       // [E + 1]: entries of all ranks
-  std::uint32_t* base;      // [E]: entries of lower ranks, then the first row of this rank's entries
-  std::uint32_t* map;       // [E]: owner << 16 | local number
-  std::uint32_t* warp_sums;  // [kNumWarps]
-  std::uint32_t* num_words;  // [R]: arrival words to expect
-  std::uint8_t* halves;      // [R]: of the peers' views
-  Start* start;
-  int* flag;
-  std::int64_t size_bytes;
+// What both phases keep of experts and ranks.
+struct RoutingTables {
+  std::uint32_t* all;     // [E + 1]: entries of all ranks
+  std::uint32_t* base;    // [E]: entries of lower ranks, then the first row of this rank's entries
+  std::uint32_t* map;     // [E]: owner << 16 | local number
+  std::int32_t* by_rank;  // [E]
+  std::int32_t* first_of_rank;  // [R + 1]
+  std::uint32_t* warp_sums;     // [kNumWarps]
+  std::uint32_t* num_words;     // [R]: arrival words to expect
+  std::uint8_t* halves;         // [R]: of the peers' views
 
-  TANDEM_HOST_DEVICE DispatchShared(std::byte* storage, int num_ranks, int num_experts) {
-    SharedCarver carver(storage);
-    rings = carver.take<std::byte>(std::int64_t{kNumWarps} * kRingBytes, 128);
-    barriers = carver.take<std::uint64_t>(kNumWarps * kMaxStages);
-    entries = carver.take<Entry>(kTileEntries);
-    peers = carver.take<std::byte*>(num_ranks);
-    start = carver.take<Start>(1);
-    scales = carver.take<float>(kNumWarps * 2 * kMaxGroupsPerChunk);
-    before = carver.take<std::uint32_t>(num_experts);
-    own = carver.take<std::uint32_t>(num_experts + 1);
+  TANDEM_HOST_DEVICE RoutingTables(SharedCarver& carver, int num_ranks, int num_experts) {
     all = carver.take<std::uint32_t>(num_experts + 1);
     base = carver.take<std::uint32_t>(num_experts);
     map = carver.take<std::uint32_t>(num_experts);
+    by_rank = carver.take<std::int32_t>(num_experts);
+    first_of_rank = carver.take<std::int32_t>(num_ranks + 1);
     warp_sums = carver.take<std::uint32_t>(kNumWarps);
     num_words = carver.take<std::uint32_t>(num_ranks);
-    flag = carver.take<int>(1);
     halves = carver.take<std::uint8_t>(num_ranks);
-    size_bytes = carver.used();
   }
+};
+
+struct DispatchShared {
+  std::byte* rings;
+  std::uint64_t* barriers;  // [kNumWarps, kMaxStages]
+  Entry* entries;           // [kTileEntries]
+  std::byte** peers;        // [R]: their blocks
+  Start* start;
+  float* scales;                 // [kNumWarps, 2 * kMaxGroupsPerChunk]
+  std::uint32_t* before;         // [E]: this rank's entries before the tile
+  std::uint32_t* own;            // [E + 1]: this rank's entries; later scratch
+  layout::Epoch* combine_epoch;  // of the half
+  int* flag;
+  RoutingTables tables;
+  std::int64_t size_bytes;
+
+  TANDEM_HOST_DEVICE DispatchShared(std::byte* storage, int num_ranks, int num_experts)
+      : DispatchShared(SharedCarver(storage), num_ranks, num_experts) {}
+
+ private:
+  TANDEM_HOST_DEVICE DispatchShared(SharedCarver carver, int num_ranks, int num_experts)
+      : rings(carver.take<std::byte>(std::int64_t{kNumWarps} * kRingBytes, 128)),
+        barriers(carver.take<std::uint64_t>(kNumWarps * kMaxStages)),
+        entries(carver.take<Entry>(kTileEntries)),
+        peers(carver.take<std::byte*>(num_ranks)),
+        start(carver.take<Start>(1)),
+        scales(carver.take<float>(kNumWarps * 2 * kMaxGroupsPerChunk)),
+        before(carver.take<std::uint32_t>(num_experts)),
+        own(carver.take<std::uint32_t>(num_experts + 1)),
+        combine_epoch(carver.take<layout::Epoch>(1)),
+        flag(carver.take<int>(1)),
+        tables(carver, num_ranks, num_experts),
+        size_bytes(carver.used()) {}
 };
 
 __device__ inline int owner_of(std::uint32_t mapped) { return static_cast<int>(mapped >> 16); }
 __device__ inline int local_of(std::uint32_t mapped) { return static_cast<int>(mapped & 0xffffU); }
 
-// The first row of each expert on its owner. kPacked layout: `scan` becomes prefix sums of the
-// aligned counts in the order of by_rank; the difference to the owner's first expert is the row.
-__device__ inline void scan_starts(const BufferView& buffer, const std::uint32_t* counts,
-                                   std::uint32_t alignment, std::uint32_t* scan,
-                                   std::uint32_t* warp_sums) {
+// Fills map, by_rank and first_of_rank, which never change.
+__device__ inline void load_tables(const BufferView& buffer, const RoutingTables& tables) {
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+  for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+    tables.map[expert] = buffer.expert_map[expert];
+    tables.by_rank[expert] = buffer.by_rank[expert];
+  }
+#pragma unroll 1
+  for (int rank = thread; rank <= buffer.num_ranks; rank += kNumThreads) {
+    tables.first_of_rank[rank] = buffer.first_of_rank[rank];
+  }
+}
+
+// Waits for header, counts and number of arrival words of every rank; sums the counts into `all`
+// and, of lower ranks, into `base`. Returns false on this thread after a failure.
+__device__ inline bool read_counts(const DispatchParams& p, const RoutingTables& tables,
+                                   layout::Epoch epoch) {
+  const BufferView& buffer = p.buffer;
+  const int parity = layout::parity(epoch);
+  const int per_rank = buffer.num_experts + 2;
+  const std::byte* own = buffer.blocks[buffer.rank];
+  bool ok = true;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); ok && i < per_rank * buffer.num_ranks;
+       i += kNumThreads) {
+    const int rank = i / per_rank;
+    const int which = i - rank * per_rank;
+    const Wait wait{Operation::kDispatch, epoch, Phase::kHeader, rank};
+    if (which == buffer.num_experts + 1) {
+      int half = 0;
+      ok = wait_for_header(buffer, wait, own, layout::hash_arguments(p.arguments), p.arguments,
+                           &half);
+      tables.halves[rank] = static_cast<std::uint8_t>(half);
+      continue;
+    }
+    const std::int64_t offset = which < buffer.num_experts ? buffer.block.count(parity, rank, which)
+                                                           : buffer.block.arrived(parity, rank, 0);
+    layout::Word word;
+    ok = wait_for_epoch(buffer, wait, own, offset, &word);
+    const std::uint32_t value = layout::value_of(word);
+    if (which == buffer.num_experts) {
+      tables.num_words[rank] = value;
+    } else if (ok && value != 0) {
+      atomicAdd(&tables.all[which], value);
+      if (rank < buffer.rank) atomicAdd(&tables.base[which], value);
+    }
+  }
+  return ok;
+}
+
+// kPacked layout: `scan` becomes prefix sums of the aligned counts in the order of by_rank; the
+// difference to the owner's first expert is an expert's first row.
+__device__ inline void scan_starts(const std::uint32_t* counts, std::uint32_t alignment,
+                                   int num_experts, const RoutingTables& tables,
+                                   std::uint32_t* scan) {
   block_scan(
-      buffer.num_experts, warp_sums,
+      num_experts, tables.warp_sums,
       [&](int position) {
-        const std::uint32_t count = counts[buffer.by_rank[position]];
+        const std::uint32_t count = counts[tables.by_rank[position]];
         return alignment == 1 ? count : (count + alignment - 1) / alignment * alignment;
       },
       [&](int position, std::uint32_t sum) { scan[position] = sum; });
@@ -97,66 +165,70 @@ __device__ inline bool any_excess(const BufferView& buffer, layout::Epoch epoch,
 // Adds the start of each expert to base[e]; returns whether some rank's rows do not fit. All
 // threads call it. `scan` is scratch of E + 1 words.
 __device__ inline bool add_starts(const DispatchParams& p, layout::Epoch epoch,
-                                  const std::uint32_t* all, std::uint32_t* base,
-                                  const std::uint32_t* map, std::uint32_t* scan,
-                                  std::uint32_t* warp_sums) {
+                                  const RoutingTables& tables, std::uint32_t* scan) {
   const BufferView& buffer = p.buffer;
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t rows_per_expert = std::int64_t{buffer.num_ranks} * p.max_tokens;
   Excess excess;
   if (p.padded == 0) {
-    scan_starts(buffer, all, static_cast<std::uint32_t>(p.row_alignment), scan, warp_sums);
+    scan_starts(tables.all, static_cast<std::uint32_t>(p.row_alignment), buffer.num_experts, tables,
+                scan);
   }
+#pragma unroll 1
   for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
-    const int first = buffer.first_of_rank[rank];
-    const int end = buffer.first_of_rank[rank + 1];
+    const int first = tables.first_of_rank[rank];
+    const int end = tables.first_of_rank[rank + 1];
     const std::int64_t rows =
         p.padded != 0 ? (end - first) * rows_per_expert : std::int64_t{scan[end] - scan[first]};
     const std::int64_t limit = buffer.block.capacity().rows;
     if (rows > limit) excess = {rows, limit, kExcessOfRank, 0, rank};
   }
+#pragma unroll 1
   for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
-    const int owner = owner_of(map[expert]);
+    const std::uint32_t mapped = tables.map[expert];
     if (p.padded != 0) {
-      base[expert] += static_cast<std::uint32_t>(local_of(map[expert]) * rows_per_expert);
-      if (all[expert] > rows_per_expert) {
-        excess = {all[expert], rows_per_expert, kExcessOfExpert, expert, owner};
+      tables.base[expert] += static_cast<std::uint32_t>(local_of(mapped) * rows_per_expert);
+      if (tables.all[expert] > rows_per_expert) {
+        excess = {tables.all[expert], rows_per_expert, kExcessOfExpert, expert, owner_of(mapped)};
       }
     } else {
-      const int first = buffer.first_of_rank[owner];
-      base[expert] += scan[first + local_of(map[expert])] - scan[first];
+      const int first = tables.first_of_rank[owner_of(mapped)];
+      tables.base[expert] += scan[first + local_of(mapped)] - scan[first];
     }
   }
   return any_excess(buffer, epoch, excess);
 }
 
 // Rows of a landing region that belong to one source.
-__device__ inline std::int64_t rows_per_source(const DispatchParams& p, int owner) {
-  const int num_local = p.buffer.first_of_rank[owner + 1] - p.buffer.first_of_rank[owner];
+__device__ inline std::int64_t rows_per_source(const DispatchParams& p, const RoutingTables& tables,
+                                               int owner) {
+  const int num_local = tables.first_of_rank[owner + 1] - tables.first_of_rank[owner];
   return std::int64_t{p.max_tokens} * min(p.topk, num_local);
 }
 
 // What dispatch hands out besides rows: counts, offsets, ranges of this rank's experts.
 // `scan` as add_starts left it.
 __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoch epoch,
-                                           const std::uint32_t* all, const std::uint32_t* scan,
+                                           const RoutingTables& tables, const std::uint32_t* scan,
                                            bool overflow) {
   const BufferView& buffer = p.buffer;
   const BufferView::Arrays& arrays = buffer.arrays[p.half];
-  const int first = buffer.first_of_rank[buffer.rank];
-  const int num_local = buffer.first_of_rank[buffer.rank + 1] - first;
-  const std::byte* own_block = buffer.blocks[buffer.rank];
+  const int first = tables.first_of_rank[buffer.rank];
+  const int num_local = tables.first_of_rank[buffer.rank + 1] - first;
+  const std::byte* own = buffer.blocks[buffer.rank];
+#pragma unroll 1
   for (int local = static_cast<int>(threadIdx.x); local <= num_local; local += kNumThreads) {
     std::int64_t offset = std::int64_t{local} * buffer.num_ranks * p.max_tokens;
     if (p.padded == 0) offset = scan[first + local] - scan[first];
     arrays.offsets[local] = overflow ? 0 : offset;
     if (local == num_local) continue;
-    const int expert = buffer.by_rank[first + local];
-    arrays.counts[local] = overflow ? 0 : static_cast<std::int32_t>(all[expert]);
+    const int expert = tables.by_rank[first + local];
+    arrays.counts[local] = overflow ? 0 : static_cast<std::int32_t>(tables.all[expert]);
     std::uint64_t lower = 0;
+#pragma unroll 4
     for (int rank = 0; rank < buffer.num_ranks; ++rank) {
       const auto* word = reinterpret_cast<const layout::Word*>(
-          own_block + buffer.block.count(layout::parity(epoch), rank, expert));
+          own + buffer.block.count(layout::parity(epoch), rank, expert));
       const std::uint64_t count = overflow ? 0 : layout::value_of(ptx::load_relaxed(word));
       arrays.ranges[std::int64_t{local} * buffer.num_ranks + rank] =
           static_cast<std::int64_t>((lower << 32) | count);
@@ -169,18 +241,18 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
 // arrival words tells how many to expect). Returns false on this thread if a wait failed.
 __device__ inline bool wait_for_rows(const BufferView& buffer, layout::Epoch epoch,
                                      const std::uint32_t* num_words) {
+  const std::byte* own = buffer.blocks[buffer.rank];
   bool ok = true;
   int word_index = static_cast<int>(threadIdx.x);
-  for (int rank = 0; rank < buffer.num_ranks; ++rank) {
+#pragma unroll 1
+  for (int rank = 0; rank < buffer.num_ranks && ok; ++rank) {
     const int expected = static_cast<int>(num_words[rank]);
     for (; ok && word_index < expected; word_index += kNumThreads) {
       layout::Word word;
-      ok = wait_for_epoch(buffer, Operation::kDispatch, epoch,
-                          buffer.block.arrived(layout::parity(epoch), rank, 1 + word_index),
-                          Phase::kRows, rank, &word);
+      ok = wait_for_epoch(buffer, {Operation::kDispatch, epoch, Phase::kRows, rank}, own,
+                          buffer.block.arrived(layout::parity(epoch), rank, 1 + word_index), &word);
     }
     word_index -= expected;
-    if (word_index < 0) word_index += kNumThreads;  // the loop ended early by an error
   }
   ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence before the arrival words
   return ok;
@@ -189,6 +261,7 @@ __device__ inline bool wait_for_rows(const BufferView& buffer, layout::Epoch epo
 // Ends the receive phase of an operation: peers may overwrite what it read.
 __device__ inline void publish_completed(const BufferView& buffer, layout::Epoch epoch,
                                          std::byte* const* peers) {
+#pragma unroll 1
   for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks; rank += kNumThreads) {
     ptx::store_relaxed(
         reinterpret_cast<layout::Word*>(peers[rank] + buffer.block.completed(buffer.rank)),

@@ -45,8 +45,8 @@ std::string mismatch_text(const ErrorRecord& record, int self) {
     default:
       return other + " has other arguments than " + rank_text(self);
   }
-  return other + " has " + what + (what.empty() ? "" : " ") + theirs + " where " +
-         rank_text(self) + " has " + ours;
+  return other + " has " + what + (what.empty() ? "" : " ") + theirs + " where " + rank_text(self) +
+         " has " + ours;
 }
 
 std::string timeout_text(const ErrorRecord& record, int self) {

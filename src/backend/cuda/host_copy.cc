@@ -31,12 +31,11 @@ void copy_2d_and_wait(void* destination, std::int64_t destination_pitch, const v
                                cudaMemcpyDefault, stream),
                "cudaMemcpyAsync");
   } else {
-    check_cuda(
-        cudaMemcpy2DAsync(destination, static_cast<std::size_t>(destination_pitch), source,
-                          static_cast<std::size_t>(source_pitch),
-                          static_cast<std::size_t>(row_bytes), static_cast<std::size_t>(num_rows),
-                          cudaMemcpyDefault, stream),
-        "cudaMemcpy2DAsync");
+    check_cuda(cudaMemcpy2DAsync(destination, static_cast<std::size_t>(destination_pitch), source,
+                                 static_cast<std::size_t>(source_pitch),
+                                 static_cast<std::size_t>(row_bytes),
+                                 static_cast<std::size_t>(num_rows), cudaMemcpyDefault, stream),
+               "cudaMemcpy2DAsync");
   }
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
@@ -59,9 +58,8 @@ void copy_rows(void* destination, std::int64_t destination_pitch, const void* so
                std::int64_t source_pitch, std::int64_t row_bytes, std::int64_t num_rows,
                void* stream_pointer) {
   if (row_bytes == 0 || num_rows == 0) return;
-  cudaStream_t const stream = stream_pointer == nullptr
-                                  ? cudaStreamPerThread
-                                  : static_cast<cudaStream_t>(stream_pointer);
+  cudaStream_t const stream =
+      stream_pointer == nullptr ? cudaStreamPerThread : static_cast<cudaStream_t>(stream_pointer);
   const bool from_pageable = is_pageable(source);
   const bool to_pageable = is_pageable(destination);
   auto* to = static_cast<std::byte*>(destination);

@@ -12,12 +12,16 @@
 
 namespace tandem::cuda {
 
+// A block has a multiprocessor to itself: kernels of different ranks never slow each other down by
+// sharing one, and the ranks that share a GPU get equal parts of it. So every block asks for more
+// than half of the shared memory (of 164 KB on an A100, 228 on an H100 or H200).
 inline constexpr int kNumThreads = 512;
 inline constexpr int kNumWarps = kNumThreads / 32;
+inline constexpr int kCombineThreads = 1024;  // more loads in flight
+inline constexpr std::int64_t kLeastSharedBytes = 116 * 1024;
 // Most blocks of one kernel: arrival words per source rank. Above the multiprocessors of any GPU.
 inline constexpr int kMaxBlocks = 256;
-// A warp's ring of row chunks in shared memory. Sixteen such rings and the tables of a few hundred
-// experts are under half of a multiprocessor, so that two grids fit side by side.
+// A warp's ring of row chunks in shared memory.
 inline constexpr int kChunkBytes = 2048;
 inline constexpr int kRingBytes = 3 * kChunkBytes;
 // (token, k) entries whose destinations a block works out at a time.
@@ -36,10 +40,10 @@ inline constexpr int kRouteOwnerShift = 48;
 // Fixed for a buffer.
 struct BufferView {
   layout::Block block;
-  std::byte* const* blocks = nullptr;          // [R], device memory
-  const std::uint32_t* expert_map = nullptr;   // [E]: owner << 16 | local number
-  const std::int32_t* by_rank = nullptr;       // [E]: experts by (owner, local number)
-  const std::int32_t* first_of_rank = nullptr; // [R + 1]: where each rank's begin in by_rank
+  std::byte* const* blocks = nullptr;           // [R], device memory
+  const std::uint32_t* expert_map = nullptr;    // [E]: owner << 16 | local number
+  const std::int32_t* by_rank = nullptr;        // [E]: experts by (owner, local number)
+  const std::int32_t* first_of_rank = nullptr;  // [R + 1]: where each rank's begin in by_rank
   DeviceState* state = nullptr;
   ErrorRecord* record = nullptr;  // device address of host memory
   std::uint64_t timeout_ns = 0;   // ~0: none
@@ -71,9 +75,12 @@ struct DispatchParams {
   std::int32_t max_tokens = 0;
   layout::RowShape row;
   std::int32_t x_element_bytes = 2;
-  std::int32_t x_aligned = 0;  // rows of x may be moved by 16-byte accesses
+  std::int32_t x_aligned = 0;              // rows of x may be moved by 16-byte accesses
   std::int32_t chunk_bytes = kChunkBytes;  // of x, per unit of work
-  std::int32_t chunks_per_row = 1;
+  std::uint32_t chunks_per_row = 1;
+  // Chunks of all rows, spread over the blocks: so many each, and one more for some.
+  std::uint32_t units_per_block = 0;
+  std::uint32_t blocks_with_one_more = 0;
   std::int32_t slotted = 0;
   std::int32_t padded = 0;
   std::int32_t row_alignment = 1;
@@ -102,6 +109,11 @@ struct CombineParams {
   std::uint32_t alignment_argument = 0;
   std::int32_t sends = 0;     // publish `ready` at the start
   std::int32_t receives = 0;  // gather
+  // Output rows in pieces of 512 bytes, spread over the blocks: so many each, and one more for
+  // some.
+  std::uint32_t pieces_per_row = 1;
+  std::uint32_t pieces_per_block = 0;
+  std::uint32_t blocks_with_one_more = 0;
   // Staging.
   const std::byte* y = nullptr;
   std::int64_t y_pitch = 0;  // bytes

@@ -14,7 +14,7 @@ const void* dispatch_kernel_for(Format format, DType x_dtype);  // packed; slott
 const void* receive_kernel();                                   // slotted: the receive phase
 const void* combine_kernel_for(DType dtype);
 const void* acquire_kernel();  // rule 2 between two combines of one handle
-const void* stage_kernel();  // staged combine: the send phase
+const void* stage_kernel();    // staged combine: the send phase
 
 // Dynamic shared memory of a block.
 std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts);

@@ -11,85 +11,47 @@ namespace {
 constexpr Operation kOperation = Operation::kDispatch;
 
 struct ReceiveShared {
+  RunTile tile;
   std::byte** peers;
   Start* start;
   int* flag;
-  std::uint32_t* all;   // [E + 1]
-  std::uint32_t* base;  // [E]: lower ranks' entries, then first row of this rank's entries
-  std::uint32_t* map;
-  std::uint32_t* scan;  // [E + 1]
-  std::uint32_t* num_words;
+  std::uint32_t* scan;     // [E + 1]
   std::uint32_t* segment;  // [R]: rows of lower-numbered sources, in the tiles' order
-  RunTile tile;
+  RoutingTables tables;
   std::int64_t size_bytes;
 
   TANDEM_HOST_DEVICE ReceiveShared(std::byte* storage, int num_ranks, int num_experts)
       : ReceiveShared(SharedCarver(storage), num_ranks, num_experts) {}
+
+ private:
   TANDEM_HOST_DEVICE ReceiveShared(SharedCarver carver, int num_ranks, int num_experts)
-      : tile(carver) {
-    peers = carver.take<std::byte*>(num_ranks);
-    start = carver.take<Start>(1);
-    flag = carver.take<int>(1);
-    all = carver.take<std::uint32_t>(num_experts + 1);
-    base = carver.take<std::uint32_t>(num_experts);
-    map = carver.take<std::uint32_t>(num_experts);
-    scan = carver.take<std::uint32_t>(num_experts + 1);
-    num_words = carver.take<std::uint32_t>(num_ranks);
-    segment = carver.take<std::uint32_t>(num_ranks);
-    size_bytes = carver.used();
-  }
+      : tile(carver),
+        peers(carver.take<std::byte*>(num_ranks)),
+        start(carver.take<Start>(1)),
+        flag(carver.take<int>(1)),
+        scan(carver.take<std::uint32_t>(num_experts + 1)),
+        segment(carver.take<std::uint32_t>(num_ranks)),
+        tables(carver, num_ranks, num_experts),
+        size_bytes(carver.used()) {}
 };
 
-// Waits for header, counts and number of arrival words of every rank.
-__device__ bool read_counts(const DispatchParams& p, const ReceiveShared& s, layout::Epoch epoch) {
-  const BufferView& buffer = p.buffer;
-  const int parity = layout::parity(epoch);
-  const int per_rank = buffer.num_experts + 2;
-  bool ok = true;
-  for (int i = static_cast<int>(threadIdx.x); ok && i < per_rank * buffer.num_ranks;
-       i += kNumThreads) {
-    const int rank = i / per_rank;
-    const int which = i - rank * per_rank;
-    layout::Word word;
-    if (which < buffer.num_experts) {
-      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.count(parity, rank, which),
-                          Phase::kHeader, rank, &word);
-      const std::uint32_t count = layout::value_of(word);
-      if (ok && count != 0) {
-        atomicAdd(&s.all[which], count);
-        if (rank < buffer.rank) atomicAdd(&s.base[which], count);
-      }
-    } else if (which == buffer.num_experts) {
-      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.arrived(parity, rank, 0),
-                          Phase::kHeader, rank, &word);
-      s.num_words[rank] = layout::value_of(word);
-    } else {
-      ok = wait_for_epoch(buffer, kOperation, epoch, buffer.block.header(parity, rank),
-                          Phase::kHeader, rank, &word) &&
-           check_header(buffer, kOperation, epoch, rank, layout::value_of(word),
-                        layout::hash_arguments(p.arguments), p.arguments);
-    }
-  }
-  return ok;
-}
-
-__global__ void __launch_bounds__(kNumThreads, 2)
+__global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ DispatchParams p) {
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const ReceiveShared s(storage, buffer.num_ranks, buffer.num_experts);
   const int thread = static_cast<int>(threadIdx.x);
   DeviceState& state = *buffer.state;
+  load_tables(buffer, s.tables);
+#pragma unroll 1
   for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
-    s.all[expert] = 0;
-    s.base[expert] = 0;
-    s.map[expert] = buffer.expert_map[expert];
+    s.tables.all[expert] = 0;
+    s.tables.base[expert] = 0;
   }
   for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
     s.peers[rank] = buffer.blocks[rank];
   }
   ptx::wait_for_earlier_grids();
-  ptx::let_next_grid_start();
   if (thread == 0) *s.start = take_start(&state.receive, nullptr);
   const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
   if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
@@ -97,23 +59,23 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   const int parity = layout::parity(epoch);
   stamp(buffer, 9);
 
-  bool ok = read_counts(p, s, epoch);
+  bool ok = read_counts(p, s.tables, epoch);
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 10);
 
   // Rows that do not fit at a receiver, or, because tokens name an expert twice, into a source's
   // part of a landing region.
-  bool overflow = add_starts(p, epoch, s.all, s.base, s.map, s.scan, s.tile.warp_sums);
+  bool overflow = add_starts(p, epoch, s.tables, s.scan);
   Excess excess;
   for (int pair = thread; pair < buffer.num_ranks * buffer.num_ranks; pair += kNumThreads) {
     const int source = pair / buffer.num_ranks;
     const int owner = pair % buffer.num_ranks;
     std::int64_t rows = 0;
-    for (int i = buffer.first_of_rank[owner]; i < buffer.first_of_rank[owner + 1]; ++i) {
+    for (int i = s.tables.first_of_rank[owner]; i < s.tables.first_of_rank[owner + 1]; ++i) {
       rows += layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
-          buffer.blocks[buffer.rank] + buffer.block.count(parity, source, buffer.by_rank[i]))));
+          buffer.blocks[buffer.rank] + buffer.block.count(parity, source, s.tables.by_rank[i]))));
     }
-    const std::int64_t limit = rows_per_source(p, owner);
+    const std::int64_t limit = rows_per_source(p, s.tables, owner);
     if (rows > limit) excess = {rows, limit, kExcessOfSource, source, owner};
   }
   overflow = any_excess(buffer, epoch, excess) || overflow;
@@ -121,7 +83,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   if (overflow) {
     ok = true;
   } else {
-    ok = wait_for_rows(buffer, epoch, s.num_words);
+    ok = wait_for_rows(buffer, epoch, s.tables.num_words);
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 11);
@@ -135,15 +97,16 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     if (route < 0) continue;
     const auto expert = static_cast<int>(route >> kRouteOwnerShift);
     const Route slot = route & ((Route{1} << kRouteOwnerShift) - 1);
-    routes[i] = overflow ? kNoRoute
-                         : ((static_cast<Route>(owner_of(s.map[expert])) << kRouteOwnerShift) |
-                            (s.base[expert] + slot));
+    routes[i] = overflow
+                    ? kNoRoute
+                    : ((static_cast<Route>(owner_of(s.tables.map[expert])) << kRouteOwnerShift) |
+                       (s.tables.base[expert] + slot));
   }
 
   // Runs of rows: one for each (source, local expert), sources first, as they lie in the landing
   // region.
-  const int first = buffer.first_of_rank[buffer.rank];
-  const int num_local = buffer.first_of_rank[buffer.rank + 1] - first;
+  const int first = s.tables.first_of_rank[buffer.rank];
+  const int num_local = s.tables.first_of_rank[buffer.rank + 1] - first;
   const int num_runs = overflow ? 0 : buffer.num_ranks * num_local;
   const std::int64_t rows_per_expert = std::int64_t{buffer.num_ranks} * p.max_tokens;
   const int value_bytes = static_cast<int>(p.row.value_bytes());
@@ -161,7 +124,7 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     const int source = (tile_begin + thread) / num_local;
     const int local = (tile_begin + thread) - source * num_local;
     if (thread < runs) {
-      const int expert = buffer.by_rank[first + local];
+      const int expert = s.tables.by_rank[first + local];
       std::uint32_t lower = 0;
       for (int rank = 0; rank < source; ++rank) {
         lower += layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
@@ -169,8 +132,8 @@ __global__ void __launch_bounds__(kNumThreads, 2)
       }
       count = layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
           own_block + buffer.block.count(parity, source, expert))));
-      const std::int64_t start = p.padded != 0 ? local * rows_per_expert
-                                               : s.scan[first + local] - s.scan[first];
+      const std::int64_t start =
+          p.padded != 0 ? local * rows_per_expert : s.scan[first + local] - s.scan[first];
       s.tile.destination[thread] = start + lower;
     }
     block_scan(
@@ -179,8 +142,8 @@ __global__ void __launch_bounds__(kNumThreads, 2)
     if (thread < runs && local == 0) s.segment[source] = carry + s.tile.first[thread];
     __syncthreads();
     if (thread < runs) {
-      s.tile.source[thread] =
-          source * rows_per_source(p, buffer.rank) + (carry + s.tile.first[thread] - s.segment[source]);
+      s.tile.source[thread] = source * rows_per_source(p, s.tables, buffer.rank) +
+                              (carry + s.tile.first[thread] - s.segment[source]);
     }
     __syncthreads();
     for_each_chunk(s.tile, runs, chunks_per_row, [&](int run, std::uint32_t row, int chunk) {
@@ -209,12 +172,14 @@ __global__ void __launch_bounds__(kNumThreads, 2)
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   __syncthreads();
   if (*s.flag == 0) return;
-  write_handle_arrays(p, epoch, s.all, s.scan, overflow);
+  write_handle_arrays(p, epoch, s.tables, s.scan, overflow);
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
-    ok = wait_for_completed(buffer, kOperation, epoch, state.half[p.half].combine_epoch,
-                            Phase::kCombineHalf, rank);  // rule 2, as in dispatch_kernel
+    ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kCombineHalf, rank},
+                            buffer.blocks[buffer.rank],
+                            state.half[p.half].combine_epoch);  // rule 2, as in dispatch_kernel
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  ptx::let_next_grid_start();
   if (thread == 0) state.half[p.half].has_rows = overflow ? 0 : 1;
   publish_completed(buffer, epoch, s.peers);
   stamp(buffer, 13);

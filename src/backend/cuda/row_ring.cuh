@@ -87,28 +87,30 @@ class RowRing {
     }
   }
 
-  // This warp's units are begin, begin + kNumWarps, ... below end. Starts loading the first ones.
-  __device__ void prefetch(std::int64_t begin, std::int64_t end) {
-    next_load_ = begin;
-    next_ = begin;
+  // This warp's units are begin + its number, + kNumWarps, ... below end. Starts loading the first
+  // ones.
+  __device__ void prefetch(std::uint32_t begin, std::uint32_t end) {
+    const std::uint32_t chunks = params_.chunks_per_row;
+    const std::uint32_t first = begin + threadIdx.x / 32;
     end_ = end;
+    next_ = Cursor(first, chunks);
+    next_load_ = next_;
+#pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) load_next();
   }
 
   // Sends the units below `tile_end`. destinations[(token - first_token) * topk + k]: the row's
   // address on its owner, or null.
-  __device__ void send(std::int64_t tile_end, std::int64_t first_token,
+  __device__ void send(std::uint32_t tile_end, std::uint32_t first_token,
                        std::byte* const* destinations) {
-    for (; next_ < tile_end; next_ += kNumWarps) {
-      const std::int64_t token = next_ / params_.chunks_per_row;
-      const int offset =
-          static_cast<int>(next_ - token * params_.chunks_per_row) * params_.chunk_bytes;
+#pragma unroll 1
+    for (; next_.unit < tile_end; next_.advance(params_.chunks_per_row)) {
+      const int offset = static_cast<int>(next_.chunk) * params_.chunk_bytes;
       const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
-      std::byte* stage = storage_ + sent_ % kStages * kChunkBytes;
-      if (loads_in_bulk()) {
-        ptx::mbarrier_wait(&barriers_[sent_ % kStages], (sent_ / kStages) & 1U);
-      }
-      std::byte* const* row_destinations = destinations + (token - first_token) * params_.topk;
+      std::byte* stage = storage_ + sent_stage_ * kChunkBytes;
+      if (loads_in_bulk()) ptx::mbarrier_wait(&barriers_[sent_stage_], (sent_ / kStages) & 1U);
+      std::byte* const* row_destinations =
+          destinations + (next_.token - first_token) * params_.topk;
       if constexpr (kFp8) {
         std::byte* out = storage_ + 2 * kChunkBytes + sent_ % 2 * (kChunkBytes / 2);
         float* scales = scales_ + sent_ % 2 * kMaxGroupsPerChunk;
@@ -120,19 +122,20 @@ class RowRing {
         load_next();
         const int channels = num_bytes / static_cast<int>(sizeof(X));
         const int channel = offset / static_cast<int>(sizeof(X));
-        store(out, static_cast<int>(layout::round_up(channels, 16)), row_destinations, channel);
+        store(out, (channels + 15) / 16 * 16, row_destinations, channel);
         store_scales(scales, channel / kFp8GroupSize, layout::num_fp8_groups(channels),
                      row_destinations);
       } else {
-        store(stage, static_cast<int>(layout::round_up(num_bytes, 16)), row_destinations, offset);
+        store(stage, (num_bytes + 15) / 16 * 16, row_destinations, offset);
         // The stage of the chunk before this one is free once that has been read.
-        if (sent_ > 0) {
+        if (sent_ > 0 && next_load_.unit < end_) {
           ptx::bulk_wait_read<1>();
           __syncwarp();
           load_next();
         }
       }
       ++sent_;
+      sent_stage_ = sent_stage_ + 1 == kStages ? 0 : sent_stage_ + 1;
     }
   }
 
@@ -147,26 +150,44 @@ class RowRing {
   }
 
  private:
+  // A unit, as token and chunk.
+  struct Cursor {
+    std::uint32_t unit = 0;
+    std::uint32_t token = 0;
+    std::uint32_t chunk = 0;
+
+    Cursor() = default;
+    __device__ Cursor(std::uint32_t at, std::uint32_t chunks)
+        : unit(at), token(at / chunks), chunk(at - token * chunks) {}
+    __device__ void advance(std::uint32_t chunks) {
+      unit += kNumWarps;
+      chunk += kNumWarps;
+      if (chunk >= chunks) {
+        const std::uint32_t tokens = chunk / chunks;
+        token += tokens;
+        chunk -= tokens * chunks;
+      }
+    }
+  };
+
   __device__ bool loads_in_bulk() const { return ptx::kHasBulk && params_.x_aligned != 0; }
 
   __device__ void load_next() {
-    if (next_load_ >= end_) return;
-    const std::int64_t token = next_load_ / params_.chunks_per_row;
-    const int offset =
-        static_cast<int>(next_load_ - token * params_.chunks_per_row) * params_.chunk_bytes;
+    if (next_load_.unit >= end_) return;
+    const int offset = static_cast<int>(next_load_.chunk) * params_.chunk_bytes;
     const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
-    const std::byte* source = params_.x + token * params_.x_pitch + offset;
-    std::byte* stage = storage_ + loaded_ % kStages * kChunkBytes;
+    const std::byte* source = params_.x + next_load_.token * params_.x_pitch + offset;
+    const std::uint32_t number = loaded_ % kStages;
+    std::byte* stage = storage_ + number * kChunkBytes;
     if (loads_in_bulk()) {
       if (lane_ == 0) {
-        ptx::bulk_load(stage, source, static_cast<std::uint32_t>(num_bytes),
-                       &barriers_[loaded_ % kStages]);
+        ptx::bulk_load(stage, source, static_cast<std::uint32_t>(num_bytes), &barriers_[number]);
       }
     } else {
       load_by_threads(stage, source, num_bytes);
     }
     ++loaded_;
-    next_load_ += kNumWarps;
+    next_load_.advance(params_.chunks_per_row);
   }
 
   __device__ void load_by_threads(std::byte* stage, const std::byte* source, int num_bytes) const {
@@ -297,10 +318,11 @@ class RowRing {
   float* scales_;
   int lane_;
   int row_bytes_;
-  std::int64_t next_ = 0;       // unit to send
-  std::int64_t next_load_ = 0;  // unit to load
-  std::int64_t end_ = 0;
+  Cursor next_;       // unit to send
+  Cursor next_load_;  // unit to load
+  std::uint32_t end_ = 0;
   std::uint32_t sent_ = 0;
+  std::uint32_t sent_stage_ = 0;  // sent_ % kStages
   std::uint32_t loaded_ = 0;
 };
 

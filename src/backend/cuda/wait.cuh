@@ -19,9 +19,11 @@ struct Failure {
   std::uint64_t waited_ns;
 };
 
-// Writes the record unless one is there already. Fatal errors end all waits of this buffer.
-__device__ inline void report(const BufferView& buffer, Operation operation, layout::Epoch epoch,
-                              const Failure& failure, bool fatal) {
+// Writes the record unless one is there already. Fatal errors end all waits of this buffer. Out of
+// line, like all that is not expected to happen: the kernels are short, and their code must be too.
+static __device__ __noinline__ void report(const BufferView& buffer, Operation operation,
+                                           layout::Epoch epoch, const Failure& failure,
+                                           bool fatal) {
   DeviceState& state = *buffer.state;
   if (atomicExch(&state.record_taken, 1U) == 0) {
     ErrorRecord& record = *buffer.record;
@@ -42,86 +44,105 @@ __device__ inline void report(const BufferView& buffer, Operation operation, lay
 
 inline constexpr std::uint32_t kPollsPerClockRead = 1024;
 
-// Polls `address` until `ready(word)`. The word itself is the message: what else its writer wrote
-// is ordered by the caller's fence.
+// What a wait is for, and what an error of it says.
+struct Wait {
+  Operation operation;
+  layout::Epoch epoch;
+  Phase phase;
+  int peer;
+};
+
+// After kPollsPerClockRead polls in vain: is there time left? `start` is 0 at first.
+static __device__ __noinline__ bool may_go_on(const BufferView& buffer, const Wait& wait,
+                                              layout::Word seen, std::uint64_t* start) {
+  if (ptx::load_relaxed(&buffer.state->failed) != 0) return false;
+  const std::uint64_t now = ptx::now_ns();
+  if (*start == 0) *start = now;
+  if (now - *start <= buffer.timeout_ns) return true;
+  report(buffer, wait.operation, wait.epoch,
+         {ErrorCode::kTimeout, wait.phase, wait.peer, static_cast<std::int64_t>(wait.epoch),
+          static_cast<std::int64_t>(layout::epoch_of(seen)), 0, now - *start},
+         true);
+  return false;
+}
+
+// Polls until `ready(word)`; false if the wait failed. The word itself is the message: what else
+// its writer wrote is ordered by the caller's fence.
 template <typename Ready>
-__device__ inline bool wait_for(const BufferView& buffer, Operation operation, layout::Epoch epoch,
-                                const std::byte* address, Phase phase, int peer, Ready ready,
-                                layout::Word* word) {
+__device__ __forceinline__ bool wait_for(const BufferView& buffer, const Wait& wait,
+                                         const std::byte* address, Ready ready,
+                                         layout::Word* word) {
   const auto* source = reinterpret_cast<const layout::Word*>(address);
   std::uint64_t start = 0;
   for (std::uint32_t polls = 1;; ++polls) {
     *word = ptx::load_relaxed(source);
     if (ready(*word)) return true;
-    if (polls % kPollsPerClockRead != 0) continue;
-    if (ptx::load_relaxed(&buffer.state->failed) != 0) return false;
-    const std::uint64_t now = ptx::now_ns();
-    if (start == 0) {
-      start = now;
-    } else if (now - start > buffer.timeout_ns) {
-      report(buffer, operation, epoch,
-             {ErrorCode::kTimeout, phase, peer, static_cast<std::int64_t>(epoch),
-              static_cast<std::int64_t>(layout::epoch_of(*word)), 0, now - start},
-             true);
-      return false;
-    }
+    if (polls % kPollsPerClockRead == 0 && !may_go_on(buffer, wait, *word, &start)) return false;
   }
 }
 
 // A word of exactly this epoch: it is overwritten only after this rank's `completed` of it.
-__device__ inline bool wait_for_epoch(const BufferView& buffer, Operation operation,
-                                      layout::Epoch epoch, std::int64_t offset, Phase phase,
-                                      int peer, layout::Word* word) {
+// `own`: this rank's block.
+__device__ __forceinline__ bool wait_for_epoch(const BufferView& buffer, const Wait& wait,
+                                               const std::byte* own, std::int64_t offset,
+                                               layout::Word* word) {
+  const layout::Epoch epoch = wait.epoch;
   return wait_for(
-      buffer, operation, epoch, buffer.blocks[buffer.rank] + offset, phase, peer,
+      buffer, wait, own + offset,
       [epoch](layout::Word seen) { return layout::epoch_of(seen) == epoch; }, word);
 }
 
-// Rules 1 and 2: peer has completed the operation of `wanted`.
-__device__ inline bool wait_for_completed(const BufferView& buffer, Operation operation,
-                                          layout::Epoch epoch, layout::Epoch wanted, Phase phase,
-                                          int peer) {
+// Rules 1 and 2: the peer has completed the operation of `wanted`.
+__device__ __forceinline__ bool wait_for_completed(const BufferView& buffer, const Wait& wait,
+                                                   const std::byte* own, layout::Epoch wanted) {
   layout::Word word;
   return wait_for(
-      buffer, operation, epoch, buffer.blocks[buffer.rank] + buffer.block.completed(peer), phase,
-      peer,
+      buffer, wait, own + buffer.block.completed(wait.peer),
       [wanted](layout::Word seen) { return layout::has_reached(layout::epoch_of(seen), wanted); },
       &word);
 }
 
-// Compares a peer's header with what this rank calls; reports the argument that differs.
-__device__ inline bool check_header(const BufferView& buffer, Operation operation,
-                                    layout::Epoch epoch, int peer, std::uint32_t seen_value,
-                                    std::uint32_t hash,
-                                    const std::uint32_t (&arguments)[layout::kNumArguments]) {
-  const layout::Header seen = layout::decode_header(seen_value);
-  if (seen.operation != operation) {
-    report(buffer, operation, epoch,
-           {ErrorCode::kMismatch, Phase::kHeader, peer, static_cast<std::int64_t>(operation),
-            static_cast<std::int64_t>(seen.operation), -1, 0},
-           true);
-    return false;
+// Reports what differs between a peer's header and what this rank calls.
+static __device__ __noinline__ void report_mismatch(
+    const BufferView& buffer, const Wait& wait, const std::byte* own, layout::Header seen,
+    const std::uint32_t (&arguments)[layout::kNumArguments]) {
+  const auto report_difference = [&](std::int64_t expected, std::int64_t found, int which) {
+    report(buffer, wait.operation, wait.epoch,
+           {ErrorCode::kMismatch, wait.phase, wait.peer, expected, found, which, 0}, true);
+  };
+  if (seen.operation != wait.operation) {
+    report_difference(static_cast<std::int64_t>(wait.operation),
+                      static_cast<std::int64_t>(seen.operation), -1);
+    return;
   }
-  if (seen.hash == hash) return true;
   for (int which = 0; which < layout::kNumArguments; ++which) {
     layout::Word word;
-    if (!wait_for_epoch(buffer, operation, epoch,
-                        buffer.block.argument(layout::parity(epoch), peer,
+    if (!wait_for_epoch(buffer, wait, own,
+                        buffer.block.argument(layout::parity(wait.epoch), wait.peer,
                                               static_cast<layout::Argument>(which)),
-                        Phase::kHeader, peer, &word)) {
-      return false;
+                        &word)) {
+      return;
     }
     if (layout::value_of(word) == arguments[which]) continue;
-    report(buffer, operation, epoch,
-           {ErrorCode::kMismatch, Phase::kHeader, peer,
-            static_cast<std::int64_t>(arguments[which]),
-            static_cast<std::int64_t>(layout::value_of(word)), which, 0},
-           true);
+    report_difference(arguments[which], layout::value_of(word), which);
+    return;
+  }
+  report_difference(0, seen.hash, layout::kNumArguments);
+}
+
+// Waits for a peer's header and compares it with what this rank calls.
+__device__ __forceinline__ bool wait_for_header(
+    const BufferView& buffer, const Wait& wait, const std::byte* own, std::uint32_t hash,
+    const std::uint32_t (&arguments)[layout::kNumArguments], int* half) {
+  layout::Word word;
+  if (!wait_for_epoch(buffer, wait, own, buffer.block.header(layout::parity(wait.epoch), wait.peer),
+                      &word)) {
     return false;
   }
-  report(buffer, operation, epoch,
-         {ErrorCode::kMismatch, Phase::kHeader, peer, hash, seen.hash, layout::kNumArguments, 0},
-         true);
+  const layout::Header header = layout::decode_header(layout::value_of(word));
+  *half = header.half;
+  if (header.operation == wait.operation && header.hash == hash) return true;
+  report_mismatch(buffer, wait, own, header, arguments);
   return false;
 }
 

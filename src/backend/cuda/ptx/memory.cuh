@@ -74,6 +74,24 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
   return value;
 }
 
+// The same, or zeros where `wanted` is false: in one instruction, so that several stay in flight.
+__device__ __forceinline__ uint4 load_once_if(const void* address, bool wanted) {
+  uint4 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %5, 0;\n"
+      "mov.u32 %0, 0;\n"
+      "mov.u32 %1, 0;\n"
+      "mov.u32 %2, 0;\n"
+      "mov.u32 %3, 0;\n"
+      "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+      : "l"(address), "r"(static_cast<std::uint32_t>(wanted)));
+  return value;
+}
+
 __device__ __forceinline__ void store_once(void* address, const uint4& value) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address),
                "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
