@@ -229,13 +229,12 @@ void bind_arrays(nb::module_& module) {
              "strides"_a, "device_type"_a, "device_id"_a,
              "Describes an array whose facts are known; strides in elements.");
   module.def(
-      "copy_on_gpu",
+      "copy_from_gpu",
       [](const Input& destination, const Input& source) {
-        copy(require_backend(destination, Backend::kCuda, "destination"),
-             require_backend(source, Backend::kCuda, "source"), Backend::kCuda);
+        copy(destination.tensor, source.tensor, Backend::kCuda);
       },
       "destination"_a, "source"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Copies between GPU arrays of one dtype and shape, and waits for it.");
+      "Copies from a GPU array to one of its dtype and shape anywhere, and waits for it.");
 }
 
 }  // namespace tandem::python

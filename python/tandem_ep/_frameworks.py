@@ -212,6 +212,7 @@ class Cupy(Framework):
 
 class Jax(Framework):
     """JAX. Its arrays never change, so results are copies and `next_combine_buffer` is not for it.
+    int64 results are numpy arrays unless jax_enable_x64 is set.
 
     On the GPU, JAX does not say which streams it uses: inputs are waited for, and results too.
     """
@@ -249,14 +250,18 @@ class Jax(Framework):
         )  # fmt: skip
 
     def from_view(self, view: View) -> Any:
+        # Without jax_enable_x64 JAX has no int64, and would cut the halves of `ranges` off.
+        as_numpy = view.dtype == DType.INT64 and not self._jax.config.jax_enable_x64
         if view.__dlpack_device__()[0] == CPU_DEVICE:
-            return self._jax.numpy.array(self._numpy.from_view(view), copy=True)
-        result = self.empty(view.shape, view.dtype, None)
+            array = self._numpy.from_view(view)
+            return array.copy() if as_numpy else self._jax.numpy.array(array, copy=True)
+        to = self._numpy if as_numpy else self
+        result = to.empty(view.shape, view.dtype, None)
         source = _tandem.from_pointer(
             view, "view", view.dtype, view.data, view.shape, view.strides,
             *view.__dlpack_device__(),
         )  # fmt: skip
-        _tandem.copy_on_gpu(self.to_input(result, "copy", writable=True), source)
+        _tandem.copy_from_gpu(to.to_input(result, "copy", writable=True), source)
         return result
 
     def empty(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
