@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+
 import tandem_ep
 
 RANKS, EXPERTS, TOKENS, HIDDEN, TOPK = 2, 4, 16, 256, 2

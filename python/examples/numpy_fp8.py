@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+
 import tandem_ep
 
 RANKS, EXPERTS, TOKENS, HIDDEN, TOPK = 4, 8, 16, 512, 2

@@ -1,10 +1,8 @@
-"""Torch: one layer of experts over ranks that torchrun starts.
+"""Torch: one layer of experts; start it with `torchrun --nproc-per-node 4 torch_layer.py`."""
 
-    torchrun --nproc-per-node 4 python/examples/torch_layer.py
-"""
+import torch
 
 import tandem_ep
-import torch
 
 device = "cpu"  # or "cuda"
 

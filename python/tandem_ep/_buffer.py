@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 from . import _tandem
 from ._communicator import Communicator
@@ -75,7 +76,7 @@ class Hook:
     operations. It keeps the operation's arrays alive until then.
     """
 
-    __slots__ = ("_run", "_keep")
+    __slots__ = ("_keep", "_run")
 
     def __init__(self, run: _tandem.Hook, keep: Any) -> None:
         self._run = run
@@ -90,7 +91,7 @@ class DispatchHandle:
     """Ties a combine to its dispatch. Valid until its half of the buffer is taken by a later
     dispatch, normally the next but one; an older one is refused with STALE_HANDLE."""
 
-    __slots__ = ("_inner", "_framework", "_device", "_dtype", "_topk_idx", "_shape")
+    __slots__ = ("_device", "_dtype", "_framework", "_inner", "_shape", "_topk_idx")
 
     def __init__(self, inner: _tandem.Dispatched, framework: Framework, device: int,
                  dtype: DType, topk_idx: Any, shape: tuple[int, ...]) -> None:  # fmt: skip
@@ -127,7 +128,7 @@ class DispatchResult:
         hook: the receive phase, or None unless return_hook was given.
     """
 
-    __slots__ = ("handle", "hook", "_views", "_arrays")
+    __slots__ = ("_arrays", "_views", "handle", "hook")
 
     def __init__(
         self, handle: DispatchHandle, hook: Optional[Hook], x: Any = None, scales: Any = None
@@ -342,9 +343,7 @@ class Buffer:
             handle_of_stream,
         )
         dtype = x_in.dtype if x_in.dtype in _FORMAT_OF else DType.BFLOAT16
-        handle = DispatchHandle(
-            inner, framework, x_in.device[1], dtype, topk_idx, tuple(x.shape)
-        )
+        handle = DispatchHandle(inner, framework, x_in.device[1], dtype, topk_idx, tuple(x.shape))
         hook = Hook(inner.hook, (x, topk_idx, recv_x, recv_scales)) if return_hook else None
         return DispatchResult(handle, hook, recv_x, recv_scales)
 

@@ -62,9 +62,6 @@ class Framework:
         """The stream that the framework's own work is queued on, for the caller's thread."""
         return 0
 
-    def finish(self, array: Any) -> None:
-        """Waits until the framework's queued work on an input is done, where no stream orders it."""
-
 
 class Numpy(Framework):
     """numpy, with bf16 and fp8 from ml_dtypes. Host memory only."""
@@ -227,7 +224,7 @@ class Jax(Framework):
 
     @staticmethod
     def _on_cpu(array: Any) -> bool:
-        return next(iter(array.devices())).platform == "cpu"
+        return bool(next(iter(array.devices())).platform == "cpu")
 
     def dtype_of(self, dtype: Any) -> Optional[DType]:
         return self._numpy.dtype_of(dtype)
@@ -305,7 +302,8 @@ def parse_dtype(dtype: Any) -> DType:
     if isinstance(dtype, DType):
         return dtype
     if isinstance(dtype, str) and dtype in _tandem.DTYPES:
-        return _tandem.DTYPES[dtype]
+        named: DType = _tandem.DTYPES[dtype]
+        return named
     roots = {type(dtype).__module__.partition(".")[0]}
     if isinstance(dtype, type):
         roots.add(dtype.__module__.partition(".")[0])

@@ -32,9 +32,7 @@ def facts() -> dict[str, Any]:
             "topk": tandem_ep.MAX_TOPK,
             "ranks": tandem_ep.MAX_RANKS,
         },
-        "frameworks": {
-            name: importlib.util.find_spec(name) is not None for name in FRAMEWORKS
-        },
+        "frameworks": {name: importlib.util.find_spec(name) is not None for name in FRAMEWORKS},
     }
 
 

@@ -15,10 +15,11 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import deep_ep
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+import deep_ep
 
 
 @dataclass
@@ -259,9 +260,7 @@ def check_two_in_flight(buffer: Any, group: Any, device: str) -> None:
     for inputs, (out, _, hook) in zip(both, combined):
         hook()
         total = torch.where(inputs.topk_idx >= 0, inputs.weights, 0).sum(1, keepdim=True)
-        torch.testing.assert_close(
-            out.float(), inputs.x.float() * total, rtol=2e-2, atol=1e-3
-        )
+        torch.testing.assert_close(out.float(), inputs.x.float() * total, rtol=2e-2, atol=1e-3)
 
 
 def check_graph(buffer: Any, group: Any) -> None:
@@ -345,7 +344,9 @@ def run(rank: int, ranks: int, device: str, port: int) -> None:
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        print(f"ok: {checked} dispatches and combines, {ranks} ranks on {device}, {deep_ep.__file__}")
+        print(
+            f"ok: {checked} dispatches and combines, {ranks} ranks on {device}, {deep_ep.__file__}"
+        )
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import numpy as np
+
 from oracle import BF16, FP8
 
 
@@ -103,6 +104,5 @@ def to_numpy(framework: Any, result: Any) -> dict[str, Optional[np.ndarray]]:
     """A DispatchResult's arrays, looked into."""
     arrays = {name: getattr(result, name) for name in RESULTS}
     return {
-        name: None if array is None else framework.to_numpy(array)
-        for name, array in arrays.items()
+        name: None if array is None else framework.to_numpy(array) for name, array in arrays.items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import numpy as np
+
 import tandem_ep
 from frameworks import to_numpy
 from oracle import DTYPES, Case, check_received, combined, expert_output

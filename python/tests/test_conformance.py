@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 import tandem_ep
 from frameworks import Jax, Numpy, Torch
 from oracle import Case
@@ -131,9 +132,7 @@ def test_strided_rows_are_taken_as_they_lie() -> None:
             wide[:, 50:114] = case.x[rank]
             result = buffer.dispatch(wide[:, 50:114], case.idx[rank])
             out = np.zeros((12, 64), case.x[rank].dtype)
-            given = buffer.combine(
-                result.x, case.weights[rank], result.handle, out=out[::2]
-            )
+            given = buffer.combine(result.x, case.weights[rank], result.handle, out=out[::2])
             assert np.shares_memory(given, out)
             narrow = buffer.dispatch(case.x[rank], case.idx[rank])
             again = buffer.combine(narrow.x, case.weights[rank], narrow.handle)

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+
 import tandem_ep
 import tandem_ep.compat
 
@@ -44,7 +45,7 @@ def test_documented_interface_on_gpu(ranks: int) -> None:
 def test_is_found_only_when_asked_for() -> None:
     nothing = run_python("-c", "import tandem_ep.compat, deep_ep", drop_in=False)
     assert "ModuleNotFoundError: No module named 'deep_ep'" in nothing.stderr
-    asked = "import tandem_ep.compat as c; c.install(); c.install(); import deep_ep; import deep_ep.utils"
+    asked = "import tandem_ep.compat as c; c.install(); c.install(); import deep_ep.utils"
     assert run_python("-c", asked, drop_in=False).returncode == 0
     path = run_python("-m", "tandem_ep.compat", drop_in=False)
     assert path.stdout.strip() == tandem_ep.compat.path()
@@ -59,7 +60,7 @@ def test_another_deep_ep_is_not_shadowed(tmp_path: pathlib.Path) -> None:
     assert "another deep_ep is imported" in run_python("-c", program, drop_in=False).stderr
 
 
-REFUSALS = '''
+REFUSALS = """
 import os, torch, torch.distributed as dist, deep_ep, pytest, tandem_ep
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -83,13 +84,15 @@ for call in (buffer.dispatch, buffer.combine, buffer.get_dispatch_layout):
     refused(NotImplementedError, "high-throughput", call, x)
 refused(NotImplementedError, "raw access", buffer.get_local_buffer_tensor, torch.int)
 dispatch = buffer.low_latency_dispatch
-refused(RuntimeError, "both given", dispatch, x, idx, 8, 4, async_finish=True, return_recv_hook=True)
+both = {"async_finish": True, "return_recv_hook": True}
+refused(RuntimeError, "both given", dispatch, x, idx, 8, 4, **both)
 refused(RuntimeError, "needs round_scale", dispatch, x, idx, 8, 4, use_ue8m0=True)
 refused(RuntimeError, "x is torch.float32", dispatch, x.float(), idx, 8, 4)
 refused(RuntimeError, "topk_idx is torch.int32", dispatch, x, idx.int(), 8, 4)
 refused(RuntimeError, "num_rdma_bytes is [0-9]+, must be at least", dispatch, x, idx, 64, 4)
 refused(RuntimeError, "recv_stats is", dispatch, x, idx, 8, 4, torch.zeros(3, dtype=torch.int))
-refused(RuntimeError, "cost_stats is", dispatch, x, idx, 8, 4, None, torch.zeros(2, dtype=torch.long))
+waits = torch.zeros(2, dtype=torch.long)
+refused(RuntimeError, "cost_stats is", dispatch, x, idx, 8, 4, None, waits)
 recv_x, count, handle, event, hook = dispatch(x, idx, 8, 4, use_fp8=False)
 assert hook is None
 refused(RuntimeError, "not called with async_finish", event.current_stream_wait)
@@ -117,7 +120,7 @@ growing.low_latency_dispatch(x[:1], idx[:1], 3, 4)  # served by one that is ther
 deep_ep.utils.check_nvlink_connections(group)
 assert deep_ep.Buffer.is_sm90_compiled() in (True, False)
 dist.destroy_process_group()
-'''
+"""
 
 
 def test_what_is_refused_and_how() -> None:

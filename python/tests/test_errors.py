@@ -9,8 +9,9 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
-import tandem_ep
 import torch
+
+import tandem_ep
 from oracle import BF16
 from tandem_ep import Error, ErrorCode
 
@@ -82,7 +83,7 @@ def test_array_of_no_framework_is_a_type_error() -> None:
     def body(buffer: tandem_ep.Buffer) -> None:
         with pytest.raises(TypeError, match="x is list, which has no __dlpack__"):
             buffer.dispatch([[1.0]], idx_of())
-        with pytest.raises(TypeError, match="x is torch.bool"):
+        with pytest.raises(TypeError, match=r"x is torch\.bool"):
             buffer.dispatch(torch.zeros(4, 64, dtype=torch.bool), idx_of())
         with pytest.raises(TypeError, match="device meta"):
             buffer.dispatch(torch.zeros(4, 64, device="meta"), idx_of())

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tandem_ep
 import torch
+
+import tandem_ep
 from oracle import BF16
 
 OPTIONS = {"num_experts": 4, "max_tokens": 4, "max_hidden": 64, "max_topk": 2, "timeout": 20.0}

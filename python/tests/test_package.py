@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 import tandem_ep
 from tandem_ep import _tandem
 
@@ -35,8 +36,12 @@ def test_information_for_people_and_machines() -> None:
 
 
 def test_importing_brings_no_framework_along() -> None:
-    program = "import sys, tandem_ep; print([n for n in ('numpy', 'torch', 'jax') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, tandem_ep; print([n for n in ('numpy', 'torch', 'jax') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
+
 import tandem_ep
 from frameworks import Numpy, Torch
 from oracle import Case

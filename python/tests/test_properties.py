@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tandem_ep
-from frameworks import Numpy, Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import tandem_ep
+from frameworks import Numpy, Torch
 from oracle import Case
 from pair import buffer_options, run_pair
 
@@ -23,8 +24,7 @@ def cases(draw: st.DrawFn) -> Case:
         topk=draw(st.integers(1, 9)),
         seed=draw(st.integers(0, 2**16)),
         owners=draw(
-            st.none()
-            | st.lists(st.integers(0, ranks - 1), min_size=experts, max_size=experts)
+            st.none() | st.lists(st.integers(0, ranks - 1), min_size=experts, max_size=experts)
         ),
         index=draw(st.sampled_from(["int32", "int64"])),
         dtype=draw(st.sampled_from(["bf16", "fp16", "fp32"])),

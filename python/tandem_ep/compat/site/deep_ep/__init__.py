@@ -3,8 +3,9 @@
 Ranks on CPUs (torch over gloo) work like ranks on GPUs.
 """
 
-import tandem_ep
 import torch
+
+import tandem_ep
 
 from .buffer import Buffer
 from .config import Config

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, Optional, Union
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, Union
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import tandem_ep
-import torch
 from tandem_ep import Error, ErrorCode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._clock import add_duration
 from .config import Config
@@ -40,9 +42,7 @@ def _missing(what: str, instead: str) -> NotImplementedError:
 def _require_tensor(what: str, tensor: torch.Tensor, dtype: torch.dtype, shape: Any) -> None:
     shape = tuple(shape)
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
-        raise _refuse(
-            f"{what} is {tensor.dtype} {tuple(tensor.shape)}, must be {dtype} {shape}"
-        )
+        raise _refuse(f"{what} is {tensor.dtype} {tuple(tensor.shape)}, must be {dtype} {shape}")
 
 
 def _inner_options(max_tokens: int, hidden: int, num_experts: int, topk: int) -> dict[str, Any]:
@@ -281,9 +281,7 @@ class Buffer:
             scales = make(num_local, num_scales, num_rows, dtype=dtype).transpose(1, 2)
         stats = cumulative_local_expert_recv_stats
         if stats is not None:
-            _require_tensor(
-                "cumulative_local_expert_recv_stats", stats, torch.int32, (num_local,)
-            )
+            _require_tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (num_local,))
         waits = self._check_waits("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
 
         pow2 = "fp8-ue8m0" if use_ue8m0 else "fp8-pow2" if round_scale else "fp8"
@@ -364,7 +362,8 @@ class Buffer:
 
         split = return_recv_hook or waits is not None
         combined = inner.combine(
-            x if inner.num_local_experts > 0 and not zero_copy
+            x
+            if inner.num_local_experts > 0 and not zero_copy
             else inner.next_combine_buffer(inner_handle, "bf16"),
             topk_weights,
             inner_handle,
@@ -400,9 +399,7 @@ class Buffer:
                 and all(options[name] >= wanted[name] for name in wanted)
             ):
                 return inner
-        hint = self.get_low_latency_rdma_size_hint(
-            max_tokens, hidden, self.group_size, num_experts
-        )
+        hint = self.get_low_latency_rdma_size_hint(max_tokens, hidden, self.group_size, num_experts)
         if self.num_rdma_bytes < hint:
             raise _refuse(
                 f"num_rdma_bytes is {self.num_rdma_bytes}, must be at least {hint} for "
