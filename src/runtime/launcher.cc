@@ -155,6 +155,8 @@ std::vector<ProcessExit> run_processes(int num_ranks,
     const runtime::Descriptor write_end(ends[1]);
     const pid_t process = ::fork();
     if (process == 0) {
+      children.clear();  // the pipes of other ranks
+      read_end.reset();
       run_child(parent, write_end.get(), name, rank, num_ranks, body, options);
     }
     if (process < 0) {

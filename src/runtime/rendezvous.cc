@@ -189,7 +189,7 @@ class Host {
     if (state == ChannelState::kPending) return;
     Channel stranger = std::move(strangers_[index]);
     strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(index));
-    if (state == ChannelState::kClosed) return;
+    if (state == ChannelState::kClosed || state == ChannelState::kNoRoom) return;
     if (state == ChannelState::kGarbled || frame.header.kind != FrameKind::kHello ||
         frame.payload.size() != sizeof(Hello)) {
       // No rank of ours: it is told so and forgotten, and the others go on.
@@ -233,6 +233,7 @@ class Host {
         break;
       case ChannelState::kClosed:
       case ChannelState::kGarbled:
+      case ChannelState::kNoRoom:
         break;
     }
     std::string process;
@@ -399,6 +400,7 @@ std::shared_ptr<Bootstrap> join_as_member(const Meeting& meeting) {
       meeting.missing(root).raise();
     case ChannelState::kClosed:
     case ChannelState::kGarbled:
+    case ChannelState::kNoRoom:
       setup_failure(ErrorCode::kPeerLost, 0, "rank 0 left " + meeting.what() + " before its end")
           .raise();
     case ChannelState::kFrame:

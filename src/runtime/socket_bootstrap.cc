@@ -158,6 +158,7 @@ std::vector<Frame> SocketBootstrap::gather(Exchange kind, Deadline deadline) {
       }
       if (state == ChannelState::kClosed) fail(lost(peer, "is gone"));
       if (state == ChannelState::kGarbled) fail(lost(peer, "sent what is no message of Tandem"));
+      if (state == ChannelState::kNoRoom) fail(no_room());
     }
     if (num_ready <= 0 && deadline.passed()) {
       const auto waited = Deadline::Clock::now() - start;
@@ -255,6 +256,8 @@ SocketBootstrap::Exchanged SocketBootstrap::exchange_as_member(Exchange kind,
         fail(lost(0, "is gone"));
       case ChannelState::kGarbled:
         fail(lost(0, "sent what is no message of Tandem"));
+      case ChannelState::kNoRoom:
+        fail(no_room());
       case ChannelState::kFrame:
         break;
     }
@@ -298,6 +301,13 @@ void SocketBootstrap::fail(Failure failure) {
   }
   failure_ = std::move(failure);
   failure_->raise();
+}
+
+Failure SocketBootstrap::no_room() const {
+  return setup_failure(ErrorCode::kResource, rank_,
+                       "rank " + std::to_string(rank_) +
+                           " has no room for a peer's descriptor: raise the limit of open files "
+                           "(ulimit -n)");
 }
 
 Failure SocketBootstrap::lost(int peer, const std::string& how) const {

@@ -76,6 +76,7 @@ class SocketBootstrap final : public Bootstrap {
   // Remembers a failure, tells the peers that this rank can reach, and throws it.
   [[noreturn]] void fail(Failure failure);
   [[nodiscard]] Failure lost(int peer, const std::string& how) const;
+  [[nodiscard]] Failure no_room() const;
 
   int rank_;
   int size_;

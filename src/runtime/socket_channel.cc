@@ -12,8 +12,6 @@
 #include <cstring>
 #include <thread>
 
-#include "tandem/error.h"
-
 namespace tandem::runtime {
 namespace {
 
@@ -97,10 +95,7 @@ ChannelState Channel::receive(Frame& frame) {
                                                      : ChannelState::kClosed;
     }
     if (received.bytes == 0) return ChannelState::kClosed;
-    if (received.descriptor_lost) {
-      throw Error(ErrorCode::kResource,
-                  "no room for a peer's descriptor: raise the limit of open files (ulimit -n)");
-    }
+    if (received.descriptor_lost) return ChannelState::kNoRoom;
     if (received.descriptor) incoming_.descriptor = std::move(received.descriptor);
     received_bytes_ += static_cast<std::size_t>(received.bytes);
     if (in_header && received_bytes_ == sizeof(FrameHeader) &&

@@ -56,6 +56,7 @@ enum class ChannelState {
   kFrame,    // a frame is complete
   kClosed,   // the peer is gone
   kGarbled,  // what came is no frame of this protocol
+  kNoRoom,   // a descriptor came that this process has no room for
 };
 
 class Channel {

@@ -1,6 +1,7 @@
 // What ranks learn when one of them dies, stops, leaves or throws during set-up.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -200,6 +201,22 @@ TEST(StoppedRank, IsNamedWhenTheTimeoutIsOver) {
   EXPECT_EQ(exits[0].error, "");
   EXPECT_EQ(exits[1].signal, SIGKILL);
   EXPECT_EQ(exits[2].error, "");
+}
+
+TEST(DescriptorsThatFindNoRoom, AreReportedToAll) {
+  run(Launch::kProcesses, 20, [](const Communicator& communicator) {
+    const Descriptor own(dup(STDOUT_FILENO));
+    require(static_cast<bool>(own), "a descriptor");
+    if (communicator.rank() == 0) {
+      // Its connections fit, the peers' descriptors do not.
+      const auto most = static_cast<rlim_t>(dup(STDIN_FILENO)) + 4;
+      const rlimit limit{.rlim_cur = most, .rlim_max = most};
+      require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit on open files");
+    }
+    require_error(ErrorCode::kResource, 0, {"rank 0 has no room", "ulimit -n"}, [&] {
+      static_cast<void>(communicator.bootstrap()->all_gather_descriptors(own));
+    });
+  });
 }
 
 TEST(ThrowingThread, TellsItsPeersWhatItThrew) {
