@@ -1,6 +1,6 @@
 // How both contenders are timed: the same code, over a piece of memory that all ranks share.
 //
-// Each iteration: barrier, dispatch, experts (not timed), barrier, combine. An operation's time on
+// Each iteration: barrier, dispatch, barrier, experts (not timed), barrier, combine. An operation's time on
 // a rank runs from its own departure from the barrier to its own return; the iteration's figure is
 // that of the slowest rank, so waiting for a late peer counts. Medians and 99th percentiles are
 // taken over the iterations. The barriers make ranks start together, as ranks do that have just
@@ -126,6 +126,7 @@ inline Timings measure(SharedArea& area, int rank, int num_ranks, const Contende
     const double start = now_us();
     contender.dispatch();
     const double dispatched = now_us();
+    area.barrier(num_ranks);  // else experts would delay ranks of the same core that still wait
     contender.experts();
     area.barrier(num_ranks);
     const double resumed = now_us();

@@ -99,6 +99,8 @@ int run(int argc, char** argv) {
   CLI::App app("Tandem's dispatch and combine on CPU ranks");
   add_options(app, arguments);
   app.add_option("--ranks", num_ranks, "Ranks, each a process");
+  bool pin = false;
+  app.add_flag("--pin", pin, "Pin ranks to cores in turn also where they outnumber the cores");
   CLI11_PARSE(app, argc, argv);
 
   void* memory = mmap(nullptr, sizeof(SharedArea), PROT_READ | PROT_WRITE,
@@ -109,7 +111,7 @@ int run(int argc, char** argv) {
 
   const auto exits = run_processes(num_ranks, [&](const Communicator& communicator) {
     const int rank = communicator.rank();
-    if (num_ranks <= num_cores()) pin_to_core(rank);
+    if (pin || num_ranks <= num_cores()) pin_to_core(rank % num_cores());
     for (const Case& work : all) {
       TandemExchange exchange(communicator, work);
       const Contender contender{.dispatch = [&] { exchange.dispatch(); },
