@@ -3,23 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/error_text.h"
-#include "backend/cuda/host_copy.h"
 #include "backend/cuda/launch.h"
-#include "runtime/agreement.h"
 #include "tandem/error.h"
 
 namespace tandem::cuda {
 namespace {
-
-constexpr std::int64_t kPieceAlignment = 256;
-// IPC names whole allocations of the driver; one of this size is never a part of a bigger one.
-constexpr std::int64_t kIpcUnit = std::int64_t{2} << 20;
 
 cudaStream_t stream_of(void* stream) {
   // Null is the thread's own default stream: on the legacy one, which all threads share, a rank's
@@ -31,19 +24,6 @@ bool is_multiple_of_16(const void* data, std::int64_t pitch) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && pitch % 16 == 0;
 }
 
-std::vector<const void*> all_kernels() {
-  return {dispatch_kernel_for(Format::kBFloat16, DType::kBFloat16),
-          dispatch_kernel_for(Format::kFp8, DType::kBFloat16),
-          dispatch_kernel_for(Format::kFp8, DType::kFloat16),
-          dispatch_kernel_for(Format::kFp8, DType::kFloat32),
-          receive_kernel(),
-          combine_kernel_for(DType::kBFloat16),
-          combine_kernel_for(DType::kFloat16),
-          combine_kernel_for(DType::kFloat32),
-          stage_kernel(),
-          acquire_kernel()};
-}
-
 int threads_of(const void* kernel) {
   return kernel == combine_kernel_for(DType::kBFloat16) ||
                  kernel == combine_kernel_for(DType::kFloat16) ||
@@ -52,117 +32,7 @@ int threads_of(const void* kernel) {
              : kNumThreads;
 }
 
-// Takes a CombineParams.
-bool is_of_combine(const void* kernel) {
-  return kernel == stage_kernel() || kernel == acquire_kernel() ||
-         kernel == combine_kernel_for(DType::kBFloat16) ||
-         kernel == combine_kernel_for(DType::kFloat16) ||
-         kernel == combine_kernel_for(DType::kFloat32);
-}
-
 }  // namespace
-
-struct CudaBuffer::Pieces {
-  std::int64_t state = 0;
-  std::int64_t blocks = 0;
-  std::int64_t expert_map = 0;
-  std::int64_t by_rank = 0;
-  std::int64_t first_of_rank = 0;
-  std::int64_t trace = 0;
-  std::int64_t counts[2];
-  std::int64_t offsets[2];
-  std::int64_t ranges[2];
-  std::int64_t source_tokens[2];
-  std::int64_t routes[2];
-  std::int64_t size_bytes = 0;
-
-  explicit Pieces(const runtime::BufferPlan& plan) {
-    const auto reserve = [this](std::int64_t bytes) {
-      const std::int64_t offset = size_bytes;
-      size_bytes += layout::round_up(bytes, kPieceAlignment);
-      return offset;
-    };
-    const layout::Capacity& capacity = plan.block.capacity();
-    const std::int64_t num_local = plan.experts.num_local(plan.rank);
-    state = reserve(2 * sizeof(DeviceState));  // the second is warm_up's
-    blocks = reserve(plan.num_ranks * std::int64_t{sizeof(std::byte*)});
-    expert_map = reserve(plan.experts.num_experts() * std::int64_t{4});
-    by_rank = reserve(plan.experts.num_experts() * std::int64_t{4});
-    first_of_rank = reserve((plan.num_ranks + 1) * std::int64_t{4});
-    trace = reserve(std::int64_t{kMaxBlocks} * kTracePhases * 8);
-    for (int half = 0; half < 2; ++half) {
-      counts[half] = reserve(num_local * 4);
-      offsets[half] = reserve((num_local + 1) * 8);
-      ranges[half] = reserve(num_local * plan.num_ranks * 8);
-      source_tokens[half] = reserve(capacity.landing_rows > 0 ? capacity.rows * 4 : 0);
-      routes[half] = reserve(std::int64_t{capacity.max_tokens} * capacity.max_topk * 8);
-    }
-  }
-};
-
-CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
-                       const runtime::BufferPlan& plan)
-    : plan_(plan) {
-  DeviceFacts own{};
-  runtime::agree(*bootstrap, [&] {
-    device_ = resolve_device(plan.options.device);
-    if (plan.options.num_experts > kMaxExperts) {
-      throw Error(ErrorCode::kUnsupported, "num_experts is " +
-                                               std::to_string(plan.options.num_experts) +
-                                               ", on CUDA at most " + std::to_string(kMaxExperts));
-    }
-    const DeviceScope scope(device_);
-    cudaDeviceProp properties{};
-    check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
-    if (properties.major < 8) {
-      throw Error(ErrorCode::kUnsupported,
-                  std::string(properties.name) + " is older than compute capability 8.0");
-    }
-    num_sms_ = properties.multiProcessorCount;
-    std::memcpy(own.uuid, &properties.uuid, sizeof own.uuid);
-    own.device = device_;
-    own.num_sms = num_sms_;
-    own.chosen_blocks = plan.options.num_sms;
-    shared_bytes_ =
-        std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts),
-                  receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
-                  combine_shared_bytes(plan.num_ranks), stage_shared_bytes(), kLeastSharedBytes});
-    if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
-      throw Error(ErrorCode::kUnsupported, std::to_string(plan.options.num_experts) +
-                                               " experts and " + std::to_string(plan.num_ranks) +
-                                               " ranks need " + std::to_string(shared_bytes_) +
-                                               " bytes of shared memory, " + properties.name +
-                                               " has " +
-                                               std::to_string(properties.sharedMemPerBlockOptin));
-    }
-    for (const void* kernel : all_kernels()) {
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(shared_bytes_)),
-                 "cudaFuncSetAttribute");
-    }
-    allocate();
-    return 0;
-  });
-  std::vector<std::byte> message(sizeof own);
-  std::memcpy(message.data(), &own, sizeof own);
-  std::vector<DeviceFacts> facts;
-  for (const auto& bytes : bootstrap->all_gather(message)) {
-    std::memcpy(&facts.emplace_back(), bytes.data(), sizeof own);
-  }
-  for (const DeviceFacts& peer : facts) {
-    if (std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) != 0) view_.across_devices = 1;
-  }
-  runtime::agree(*bootstrap, [&] {
-    choose_blocks(facts);
-    return 0;
-  });
-  peers_ = std::make_unique<PeerMemory>(bootstrap, block_, device_, facts);
-  runtime::agree(*bootstrap, [&] {
-    fill_tables();
-    warm_up();
-    return 0;
-  });
-}
 
 CudaBuffer::~CudaBuffer() {
   if (view_.trace != nullptr) print_trace();
@@ -177,130 +47,6 @@ CudaBuffer::~CudaBuffer() {
     if (event != nullptr) warn_cuda(cudaEventDestroy(event), "cudaEventDestroy");
   }
   if (reset_stream_ != nullptr) warn_cuda(cudaStreamDestroy(reset_stream_), "cudaStreamDestroy");
-}
-
-void CudaBuffer::allocate() {
-  const Pieces pieces(plan_);
-  block_ = allocate_device(
-      device_, layout::round_up(plan_.block.size_bytes(), plan_.num_ranks > 1 ? kIpcUnit : 1));
-  own_memory_ = allocate_device(device_, pieces.size_bytes);
-  record_memory_ = allocate_mapped_host(device_, sizeof(ErrorRecord));
-  record_ = new (record_memory_.get()) ErrorRecord();
-  prepare_host_copies(device_);
-  for (cudaEvent_t* event : {&eager_event_, &captured_event_}) {
-    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  }
-  check_cuda(cudaStreamCreateWithFlags(&reset_stream_, cudaStreamNonBlocking),
-             "cudaStreamCreateWithFlags");
-
-  std::byte* const base = own_memory_.get();
-  view_.block = plan_.block;
-  view_.blocks = reinterpret_cast<std::byte* const*>(base + pieces.blocks);
-  view_.expert_map = reinterpret_cast<const std::uint32_t*>(base + pieces.expert_map);
-  view_.by_rank = reinterpret_cast<const std::int32_t*>(base + pieces.by_rank);
-  view_.first_of_rank = reinterpret_cast<const std::int32_t*>(base + pieces.first_of_rank);
-  view_.state = reinterpret_cast<DeviceState*>(base + pieces.state);
-  void* record_on_device = nullptr;
-  check_cuda(cudaHostGetDevicePointer(&record_on_device, record_, 0), "cudaHostGetDevicePointer");
-  view_.record = static_cast<ErrorRecord*>(record_on_device);
-  const auto timeout = plan_.options.timeout;
-  view_.timeout_ns = timeout == BufferOptions::kForever
-                         ? ~std::uint64_t{0}
-                         : static_cast<std::uint64_t>(timeout.count());
-  view_.rank = plan_.rank;
-  view_.num_ranks = plan_.num_ranks;
-  view_.num_experts = plan_.options.num_experts;
-  if (std::getenv("TANDEM_CUDA_TRACE") != nullptr) {
-    view_.trace = reinterpret_cast<std::uint64_t*>(base + pieces.trace);
-    check_cuda(cudaMemset(view_.trace, 0, std::size_t{kMaxBlocks} * kTracePhases * 8),
-               "cudaMemset");
-  }
-  for (int half = 0; half < 2; ++half) {
-    view_.arrays[half] = {
-        .counts = reinterpret_cast<std::int32_t*>(base + pieces.counts[half]),
-        .offsets = reinterpret_cast<std::int64_t*>(base + pieces.offsets[half]),
-        .ranges = reinterpret_cast<std::int64_t*>(base + pieces.ranges[half]),
-        .source_tokens = reinterpret_cast<std::int32_t*>(base + pieces.source_tokens[half]),
-        .routes = reinterpret_cast<Route*>(base + pieces.routes[half]),
-    };
-  }
-
-  // Control words of before the first epoch, so that none is taken for a fresh one.
-  const layout::Epoch first = plan_.options.first_epoch;
-  std::vector<layout::Word> control(
-      static_cast<std::size_t>(plan_.block.control_bytes()) / sizeof(layout::Word),
-      layout::make_word(first - 3, 0));
-  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-    control[static_cast<std::size_t>(plan_.block.completed(rank)) / sizeof(layout::Word)] =
-        layout::make_word(first - 1, 0);
-  }
-  check_cuda(cudaMemcpy(block_.get(), control.data(), control.size() * sizeof(layout::Word),
-                        cudaMemcpyHostToDevice),
-             "cudaMemcpy");
-}
-
-void CudaBuffer::fill_tables() {
-  const DeviceScope scope(device_);
-  const Pieces pieces(plan_);
-  std::vector<std::byte> image(static_cast<std::size_t>(pieces.trace));
-  DeviceState states[2];
-  const layout::Epoch first = plan_.options.first_epoch;
-  states[0].send = layout::make_word(first, 0);
-  states[0].receive = layout::make_word(first, 0);
-  for (HalfState& half : states[0].half) half.combine_epoch = first - 1;
-  states[1].failed = 1;  // kernels that warm up end at once
-  std::memcpy(image.data() + pieces.state, states, sizeof states);
-  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-    std::byte* const block = peers_->block(rank);
-    std::memcpy(image.data() + pieces.blocks + rank * sizeof block, &block, sizeof block);
-  }
-  const core::ExpertMap& experts = plan_.experts;
-  for (int expert = 0; expert < experts.num_experts(); ++expert) {
-    const std::uint32_t mapped = (static_cast<std::uint32_t>(experts.owner(expert)) << 16) |
-                                 static_cast<std::uint32_t>(experts.local_index(expert));
-    std::memcpy(image.data() + pieces.expert_map + expert * sizeof mapped, &mapped, sizeof mapped);
-  }
-  std::memcpy(image.data() + pieces.by_rank, experts.by_rank().data(),
-              experts.by_rank().size_bytes());
-  std::memcpy(image.data() + pieces.first_of_rank, experts.first().data(),
-              experts.first().size_bytes());
-  check_cuda(cudaMemcpy(own_memory_.get(), image.data(), image.size(), cudaMemcpyHostToDevice),
-             "cudaMemcpy");
-}
-
-// The kernels of ranks that share a GPU wait for each other, so they must fit side by side, one
-// block to a multiprocessor. The default is a rank's share, rounded down to a multiple of 8.
-void CudaBuffer::choose_blocks(const std::vector<DeviceFacts>& facts) {
-  int sharers = 0;
-  const DeviceFacts& own = facts[plan_.rank];
-  for (const DeviceFacts& peer : facts) {
-    if (std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) == 0) ++sharers;
-  }
-  if (sharers > num_sms_) {
-    throw Error(ErrorCode::kInvalidArgument, std::to_string(sharers) + " ranks share CUDA device " +
-                                                 std::to_string(device_) + ", which has " +
-                                                 std::to_string(num_sms_) +
-                                                 " multiprocessors; every rank needs one at least");
-  }
-  most_blocks_ = std::min(kMaxBlocks, num_sms_ / sharers);
-  default_blocks_ = most_blocks_ >= 16 ? most_blocks_ / 8 * 8 : most_blocks_;
-}
-
-void CudaBuffer::warm_up() {
-  const DeviceScope scope(device_);
-  DispatchParams dispatch;
-  dispatch.buffer = view_;
-  dispatch.buffer.state = view_.state + 1;
-  dispatch.topk = 1;
-  CombineParams combine;
-  combine.buffer = dispatch.buffer;
-  for (const void* kernel : all_kernels()) {
-    const bool combines = is_of_combine(kernel);
-    const void* params =
-        combines ? static_cast<const void*>(&combine) : static_cast<const void*>(&dispatch);
-    launch(kernel, params, 1, nullptr);
-  }
-  check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
 }
 
 runtime::HandleArrays CudaBuffer::handle_arrays(int half) {
