@@ -255,24 +255,23 @@ DispatchArguments validate_dispatch(const ConstTensorView& x, const ConstTensorV
   require_range("row_alignment", options.row_alignment, 1, 1 << 20);
   require_range("num_sms", options.num_sms, 0, 4096);
 
-  const std::int64_t rows = result_rows(options.layout, arguments.max_tokens, num_local_experts,
-                                        num_ranks, capacity.rows);
+  const bool padded = options.layout == Layout::kPadded;
+  arguments.rows = {options.layout, num_local_experts,
+                    padded ? std::int64_t{num_ranks} * arguments.max_tokens : capacity.rows};
   if (packed) {
     if (options.recv_x.has_value() || options.recv_scales.has_value()) {
       refuse("recv_x and recv_scales are for slotted placement; packed placement returns a view");
     }
     return arguments;
   }
-  const TensorView values = result_view(nullptr, value_dtype(format), x.shape[1], x.shape[1],
-                                        options.layout, num_local_experts, rows);
   const auto require_output = [&](const char* what, const TensorView& given, DType dtype,
                                   std::int64_t width) {
     if (!given.has_value()) refuse(std::string(what) + " is required with slotted placement");
     require_dtype(what, given, dtype);
-    if (options.layout == Layout::kPadded) {
-      require_shape(what, given, {values.shape[0], values.shape[1], width});
+    if (padded) {
+      require_shape(what, given, {num_local_experts, arguments.rows.rows_each, width});
     } else {
-      require_shape(what, given, {values.shape[0], width});
+      require_shape(what, given, {arguments.rows.rows_each, width});
     }
     require_contiguous(what, given);
   };
@@ -287,25 +286,18 @@ DispatchArguments validate_dispatch(const ConstTensorView& x, const ConstTensorV
   return arguments;
 }
 
-std::int64_t result_rows(Layout layout, std::int32_t max_tokens, int num_local_experts,
-                         int num_ranks, std::int64_t capacity_rows) {
-  return layout == Layout::kPadded ? std::int64_t{num_local_experts} * num_ranks * max_tokens
-                                   : capacity_rows;
-}
-
 TensorView result_view(void* data, DType dtype, std::int64_t width, std::int64_t pitch_elements,
-                       Layout layout, int num_local_experts, std::int64_t rows) {
+                       const ResultRows& rows) {
   TensorView view;
   view.data = data;
   view.dtype = dtype;
-  if (layout == Layout::kPadded) {
-    const std::int64_t rows_each = num_local_experts == 0 ? 0 : rows / num_local_experts;
+  if (rows.layout == Layout::kPadded) {
     view.num_dims = 3;
-    view.shape = {num_local_experts, rows_each, width};
-    view.strides = {rows_each * pitch_elements, pitch_elements, 1};
+    view.shape = {rows.num_local_experts, rows.rows_each, width};
+    view.strides = {rows.rows_each * pitch_elements, pitch_elements, 1};
   } else {
     view.num_dims = 2;
-    view.shape = {rows, width, 0};
+    view.shape = {rows.rows_each, width, 0};
     view.strides = {pitch_elements, 1, 0};
   }
   return view;
@@ -327,18 +319,17 @@ void validate_combine(const ConstTensorView& y, const ConstTensorView& topk_weig
                       const TensorView& out, const CombineShape& shape,
                       const BufferOptions& buffer) {
   validate_combine_dtype(y.dtype, buffer);
-  require_dims("y", y, shape.layout == Layout::kPadded ? 3 : 2);
+  const bool padded = shape.rows.layout == Layout::kPadded;
+  require_dims("y", y, padded ? 3 : 2);
   const std::int64_t hidden = y.shape[y.num_dims - 1];
   require_range("hidden size (last dimension of y)", hidden, 1, buffer.max_hidden);
-  if (shape.layout == Layout::kPadded) {
-    const std::int64_t rows_each =
-        shape.num_local_experts == 0 ? 0 : shape.rows / shape.num_local_experts;
-    require_shape("y", y, {shape.num_local_experts, rows_each, hidden});
+  if (padded) {
+    require_shape("y", y, {shape.rows.num_local_experts, shape.rows.rows_each, hidden});
     if (y.num_elements() > 0 && y.shape[0] > 1 && y.strides[0] != y.shape[1] * y.strides[1]) {
       refuse("y has strides " + text(y.strides, 3) + ", must be evenly spaced rows");
     }
   } else {
-    require_shape("y", y, {shape.rows, hidden});
+    require_shape("y", y, {shape.rows.rows_each, hidden});
   }
   require_rows("y", y);
   require_shape("topk_weights", topk_weights, {shape.num_tokens, shape.topk});

@@ -31,6 +31,18 @@ std::vector<std::pair<std::string, std::string>> agreed_options(const BufferOpti
 // Throws kMismatch naming the first option, rank and both values by which `all` (by rank) differ.
 void require_agreement(std::span<const std::vector<std::pair<std::string, std::string>>> all);
 
+// How many rows the results of a dispatch have: `rows_each` for each local expert in the padded
+// layout, in all in the packed one.
+struct ResultRows {
+  Layout layout = Layout::kPadded;
+  int num_local_experts = 0;
+  std::int64_t rows_each = 0;
+
+  [[nodiscard]] std::int64_t total() const {
+    return layout == Layout::kPadded ? num_local_experts * rows_each : rows_each;
+  }
+};
+
 // The validated facts of a dispatch, defaults resolved.
 struct DispatchArguments {
   layout::RowShape row;
@@ -38,6 +50,7 @@ struct DispatchArguments {
   std::int32_t topk = 0;
   std::int32_t max_tokens = 0;
   Placement placement = Placement::kPacked;
+  ResultRows rows;
 };
 
 DispatchArguments validate_dispatch(const ConstTensorView& x, const ConstTensorView& topk_idx,
@@ -45,21 +58,15 @@ DispatchArguments validate_dispatch(const ConstTensorView& x, const ConstTensorV
                                     int num_local_experts, int num_ranks,
                                     const layout::Capacity& capacity);
 
-// Rows of the results of a dispatch taken as [rows, H].
-std::int64_t result_rows(Layout layout, std::int32_t max_tokens, int num_local_experts,
-                         int num_ranks, std::int64_t capacity_rows);
-
 // A view of result rows in the shape of the layout: [L, R * M, width] or [rows, width].
 TensorView result_view(void* data, DType dtype, std::int64_t width, std::int64_t pitch_elements,
-                       Layout layout, int num_local_experts, std::int64_t rows);
+                       const ResultRows& rows);
 
 // What combine is given, against what its dispatch was.
 struct CombineShape {
   std::int32_t num_tokens = 0;
   std::int32_t topk = 0;
-  Layout layout = Layout::kPadded;
-  std::int64_t rows = 0;  // of y taken as [rows, H]
-  int num_local_experts = 0;
+  ResultRows rows;
 };
 
 void validate_combine_dtype(DType dtype, const BufferOptions& buffer);

@@ -83,8 +83,7 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
   const auto handle = std::make_shared<HandleState>();
   handle->buffer = weak_from_this();
   handle->dispatch = {sequence_.next_id(), sequence_.choose_half(options.return_hook)};
-  handle->rows = core::result_rows(options.layout, arguments.max_tokens, num_local_experts(),
-                                   plan_.num_ranks, plan_.block.capacity().rows);
+  handle->rows = arguments.rows;
   handle->call = {.x = x,
                   .topk_idx = topk_idx,
                   .row = arguments.row,
@@ -101,8 +100,17 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
                   .stream = options.stream,
                   .num_sms = options.num_sms};
 
-  guarded(
-      [&] { backend_->dispatch(handle->call, options.return_hook ? Stage::kSend : Stage::kBoth); });
+  try {
+    guarded([&] {
+      backend_->dispatch(handle->call, options.return_hook ? Stage::kSend : Stage::kBoth);
+    });
+  } catch (const Error& error) {
+    // It was sent before it was refused, and has overwritten what an earlier handle knew.
+    if (error.code() == ErrorCode::kCapacity) {
+      static_cast<void>(sequence_.record_dispatch(handle->dispatch.half, false));
+    }
+    throw;
+  }
   const std::uint64_t operation =
       sequence_.record_dispatch(handle->dispatch.half, options.return_hook);
 
@@ -129,14 +137,13 @@ DispatchResult BufferState::make_result(const std::shared_ptr<HandleState>& hand
   if (call.placement == Placement::kSlotted) {
     result.x = call.recv_x;
     result.scales = call.recv_scales;
-    result.source_tokens = view_of(arrays.source_tokens, {handle->rows});
+    result.source_tokens = view_of(arrays.source_tokens, {handle->rows.total()});
     return result;
   }
   std::byte* const block = backend_->own_block();
   std::byte* const rows = block + plan_.block.view_rows(call.half);
   const auto shape = [&](std::byte* data, DType dtype, std::int64_t width) {
-    return core::result_view(data, dtype, width, call.row.pitch() / size_of(dtype), call.layout,
-                             static_cast<int>(num_local), handle->rows);
+    return core::result_view(data, dtype, width, call.row.pitch() / size_of(dtype), handle->rows);
   };
   result.x = shape(rows, value_dtype(call.row.format), call.row.hidden);
   if (is_fp8(call.row.format)) {
@@ -144,8 +151,9 @@ DispatchResult BufferState::make_result(const std::shared_ptr<HandleState>& hand
                           call.row.format == Format::kFp8Ue8m0 ? DType::kInt32 : DType::kFloat32,
                           call.row.num_scales());
   }
-  result.source_tokens = view_of(
-      reinterpret_cast<std::int32_t*>(block + plan_.block.view_sources(call.half)), {handle->rows});
+  result.source_tokens =
+      view_of(reinterpret_cast<std::int32_t*>(block + plan_.block.view_sources(call.half)),
+              {handle->rows.total()});
   return result;
 }
 
@@ -163,10 +171,9 @@ HandleState& BufferState::require_handle(const DispatchHandle& handle) const {
 
 TensorView BufferState::combine_view(const HandleState& handle, DType dtype,
                                      std::int64_t hidden) const {
-  return core::result_view(backend_->own_block() + plan_.block.combine_rows(handle.dispatch.half),
-                           dtype, hidden,
-                           layout::combine_pitch(static_cast<int>(hidden), dtype) / size_of(dtype),
-                           handle.call.layout, num_local_experts(), handle.rows);
+  return core::result_view(
+      backend_->own_block() + plan_.block.combine_rows(handle.dispatch.half), dtype, hidden,
+      layout::combine_pitch(static_cast<int>(hidden), dtype) / size_of(dtype), handle.rows);
 }
 
 bool BufferState::lies_in_combine_region(const ConstTensorView& y) const {
@@ -200,13 +207,10 @@ Hook BufferState::combine(const ConstTensorView& y, const ConstTensorView& topk_
   require_sound();
   HandleState& state = require_handle(handle);
   const int half = state.dispatch.half;
-  core::validate_combine(y, topk_weights, out,
-                         {.num_tokens = state.call.num_tokens,
-                          .topk = state.call.topk,
-                          .layout = state.call.layout,
-                          .rows = state.rows,
-                          .num_local_experts = num_local_experts()},
-                         plan_.options);
+  core::validate_combine(
+      y, topk_weights, out,
+      {.num_tokens = state.call.num_tokens, .topk = state.call.topk, .rows = state.rows},
+      plan_.options);
   sequence_.require_combine(state.dispatch, options.return_hook);
 
   CombineCall call{.y = y,

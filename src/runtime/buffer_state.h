@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "core/validation.h"
 #include "runtime/backend.h"
 #include "runtime/bootstrap.h"
 #include "runtime/sequence.h"
@@ -23,7 +24,7 @@ struct HandleState {
   std::weak_ptr<BufferState> buffer;
   DispatchId dispatch;
   DispatchCall call;
-  std::int64_t rows = 0;  // of the result taken as [rows, H]
+  core::ResultRows rows;  // of the result
   bool failed = false;    // its receive phase was refused (kCapacity)
 };
 
