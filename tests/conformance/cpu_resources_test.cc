@@ -1,0 +1,291 @@
+// What only CPU ranks can show: how much memory a buffer takes, that it stays inside, that it is
+// given back, and that failure to have it is said.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include "core/validation.h"
+#include "layout/block.h"
+#include "runtime/backend.h"
+#include "support/exchange.h"
+
+namespace tandem::test {
+namespace {
+
+layout::Block block_of(const BufferOptions& options, int num_ranks) {
+  return layout::Block(core::make_capacity(options, core::make_expert_map(options, num_ranks),
+                                           runtime::backend(Backend::kCpu).num_arrival_words()));
+}
+
+int num_open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
+
+// Sizes of this process's mappings of shared memory that the library made.
+std::vector<std::int64_t> shared_mappings() {
+  std::vector<std::int64_t> sizes;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:tandem") == std::string::npos) continue;
+    const std::int64_t first = std::stoll(line, nullptr, 16);
+    const std::int64_t last = std::stoll(line.substr(line.find('-') + 1), nullptr, 16);
+    sizes.push_back(last - first);
+  }
+  return sizes;
+}
+
+std::int64_t virtual_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t pages = 0;
+  file >> pages;
+  return pages * 4096;
+}
+
+// Report: the size hint and the allocation disagreed, and rows went past the end.
+TEST(CpuResources, SizeHintEqualsTheAllocation) {
+  std::vector<BufferOptions> all;
+  for (const Shape& shape :
+       {Shape{.num_ranks = 3}, Shape{.num_ranks = 3, .hidden = 1000, .format = Format::kFp8},
+        Shape{.num_ranks = 3, .placement = Placement::kSlotted, .layout = Layout::kPacked}}) {
+    all.push_back(options_for(shape));
+    all.back().combine = all.size() % 2 == 0;
+  }
+  run_ranks(3, [&](Rank& rank) {
+    for (const BufferOptions& options : all) {
+      const std::int64_t size = Buffer::size_bytes(options, 3);
+      rank.expect_equal(size, block_of(options, 3).size_bytes(), "size");
+      const Buffer buffer(rank.communicator(), options);
+      if (!ranks_are_processes()) continue;  // anonymous memory does not say what it is for
+      std::int64_t total = 0;
+      for (const std::int64_t mapped : shared_mappings()) total += mapped;
+      rank.expect_equal(total, 3 * size, "bytes mapped");
+    }
+  });
+}
+
+// Options that exclude a region make the buffer smaller by it.
+TEST(CpuResources, ExcludedRegionsTakeNoMemory) {
+  BufferOptions all = options_for(Shape{.num_experts = 64, .hidden = 1024, .max_tokens = 64});
+  all.slotted_placement = true;
+  const std::int64_t full = Buffer::size_bytes(all, 4);
+  const auto without = [&](auto change) {
+    BufferOptions options = all;
+    change(options);
+    return Buffer::size_bytes(options, 4);
+  };
+  EXPECT_LT(without([](BufferOptions& o) { o.slotted_placement = false; }), full);
+  EXPECT_LT(without([](BufferOptions& o) { o.packed_placement = false; }), full);
+  EXPECT_LT(without([](BufferOptions& o) { o.combine = false; }), full);
+  EXPECT_LT(without([](BufferOptions& o) { o.padded_layout = false; }), full / 2);
+  EXPECT_LT(without([](BufferOptions& o) { o.capacity_rows = 100; }), full / 2);
+}
+
+// The bytes between regions, and after the last, are guards: filled before, intact after the buffer
+// was used to its last row in every region.
+TEST(CpuResources, BytesBetweenRegionsStayIntact) {
+  const Shape packed{.num_ranks = 2,
+                     .num_experts = 2,
+                     .hidden = 24,
+                     .topk = 1,
+                     .max_tokens = 11,
+                     .layout = Layout::kPacked,
+                     .routing = Routing::kHot};
+  Shape slotted = packed;
+  slotted.placement = Placement::kSlotted;
+  BufferOptions options = options_for({packed, slotted});
+  options.capacity_rows = 22;
+  const layout::Block block = block_of(options, 2);
+  const layout::Capacity& capacity = block.capacity();
+  std::vector<std::pair<std::int64_t, std::int64_t>> used = {{0, block.control_bytes()}};
+  for (int half = 0; half < layout::kNumHalves; ++half) {
+    used.emplace_back(block.view_sources(half),
+                      block.view_rows(half) + capacity.view_rows * capacity.dispatch_pitch);
+    used.emplace_back(block.combine_rows(half),
+                      block.combine_rows(half) + capacity.combine_rows * capacity.combine_pitch);
+    used.emplace_back(block.landing_sources(half),
+                      block.landing_rows(half) + capacity.landing_rows * capacity.dispatch_pitch);
+  }
+  std::sort(used.begin(), used.end());
+  std::vector<std::pair<std::int64_t, std::int64_t>> gaps;
+  for (std::size_t region = 0; region < used.size(); ++region) {
+    const bool last = region + 1 == used.size();
+    const std::int64_t next = last ? block.size_bytes() : used[region + 1].first;
+    ASSERT_LE(used[region].second, next);
+    gaps.emplace_back(used[region].second, next);
+  }
+  const std::vector<Scenario> scenarios = make_scenarios({packed, slotted});
+  ASSERT_EQ(scenarios[0].received[0].num_rows, 22);
+
+  run_ranks(2, [&](Rank& rank) {
+    Buffer buffer(rank.communicator(), options);
+    Exchange first(rank, scenarios[0], buffer);
+    Exchange second(rank, scenarios[1], buffer);
+    first.run(buffer);
+    // The first dispatch of a buffer takes half 0.
+    std::byte* const own = first.result().x.as<std::byte>() - block.view_rows(0);
+    for (const auto& [begin, end] : gaps) std::memset(own + begin, 0xcd, end - begin);
+    for (int repetition = 0; repetition < 4; ++repetition) {
+      first.run(buffer);
+      second.run(buffer);
+    }
+    rank.barrier();
+    for (const auto& [begin, end] : gaps) {
+      const bool intact = std::all_of(own + begin, own + end,
+                                      [](std::byte byte) { return byte == std::byte{0xcd}; });
+      rank.expect(intact, "bytes after " + std::to_string(begin) + " overwritten");
+    }
+  });
+}
+
+// Report: a cliff at 2^31 bytes or elements. Rows at the very end of a region of more than 4 GiB,
+// in memory of which only the touched pages exist.
+TEST(CpuResources, BufferOfMoreThanFourGigabytesWorksToItsLastRow) {
+  constexpr int kHidden = kMaxHidden;
+  constexpr int kFar = 33'000;  // times 128 KiB: 4.3e9 bytes
+  constexpr int kNumTokens = 2;
+  BufferOptions options{.num_experts = 2,
+                        .max_tokens = kNumTokens,
+                        .max_hidden = kHidden,
+                        .max_topk = 2,
+                        .slotted_placement = false,
+                        .padded_layout = false};
+  options.capacity_rows = 2 * kFar;
+  options.timeout = std::chrono::seconds(20);
+  ASSERT_GT(block_of(options, 1).view_rows(1), std::int64_t{1} << 33);
+  run_ranks(1, [&](Rank& rank) {
+    std::optional<Buffer> buffer;
+    try {
+      buffer.emplace(rank.communicator(), options);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kResource) throw;
+      std::cout << "this machine has no room for it: " << error.what() << std::endl;
+      return;
+    }
+    std::vector<bfloat16> x(kNumTokens * kHidden);
+    for (std::size_t index = 0; index < x.size(); ++index) {
+      x[index].bits = static_cast<std::uint16_t>(index * 40503 >> 4);
+    }
+    const std::int64_t indices[] = {0, 1, 1, 0};
+    const float weights[] = {1.0F, 2.0F, 4.0F, 8.0F};
+    for (int repetition = 0; repetition < 2; ++repetition) {  // both halves
+      const DispatchResult result =
+          buffer->dispatch(view_of(x.data(), {kNumTokens, kHidden}), view_of(indices, {2, 2}),
+                           {.layout = Layout::kPacked, .row_alignment = kFar});
+      rank.expect_equal(result.offsets.as<std::int64_t>()[1], kFar, "second expert's first row");
+      const TensorView y = buffer->next_combine_buffer(result.handle, DType::kBFloat16);
+      for (int row = 0; row < 2 * kNumTokens; ++row) {
+        const int expert = row / kNumTokens;
+        const std::int64_t place = std::int64_t{expert} * kFar + row % kNumTokens;
+        const bfloat16* received = result.x.as<bfloat16>() + place * result.x.strides[0];
+        rank.expect(
+            std::memcmp(received, &x[row % kNumTokens * kHidden], kHidden * sizeof(bfloat16)) == 0,
+            "row " + std::to_string(place) + " differs");
+        bfloat16* output = y.as<bfloat16>() + place * y.strides[0];
+        std::fill_n(output, kHidden, to_bfloat16(static_cast<float>(expert + 1)));
+      }
+      std::vector<float> expected = {1.0F * 1 + 2.0F * 2, 4.0F * 2 + 8.0F * 1};
+      std::vector<bfloat16> out(kNumTokens * kHidden);
+      buffer->combine(y, view_of(weights, {2, 2}), result.handle,
+                      view_of(out.data(), {kNumTokens, kHidden}));
+      for (std::size_t index = 0; index < out.size(); index += kHidden - 1) {
+        rank.expect_equal(to_float(out[index]), expected[index / kHidden], "combined");
+      }
+    }
+  });
+}
+
+// Report: a failed allocation surfaced as a crash much later. It says the bytes asked and there.
+TEST(CpuResources, AllocationFailureSaysTheBytesAskedAndAvailable) {
+  BufferOptions huge{
+      .num_experts = 64, .max_tokens = 1 << 20, .max_hidden = kMaxHidden, .padded_layout = false};
+  const std::int64_t size = Buffer::size_bytes(huge, 2);
+  EXPECT_GT(size, std::int64_t{1} << 42);
+  const Scenario scenario = make_scenario({});
+  run_ranks(2, [&](Rank& rank) {
+    const ErrorInfo info =
+        rank.expect_error(ErrorCode::kResource, {std::to_string(size), "available"},
+                          [&] { Buffer(rank.communicator(), huge); });
+    rank.expect_equal(info.expected, size, "bytes asked");
+    rank.expect(info.seen > 0 && info.seen < size, "bytes available");
+    Buffer buffer(rank.communicator(), options_for(scenario.shape));
+    Exchange exchange(rank, scenario, buffer);
+    exchange.run(buffer);
+  });
+}
+
+// Report: buffers that were made and destroyed leaked memory, mappings and descriptors.
+TEST(CpuResources, FiftyCyclesLeakNothing) {
+  const Scenario scenario = make_scenario({.num_ranks = 3});
+  BufferOptions options = options_for(scenario.shape);
+  options.max_tokens = 4096;  // much address space, little of it touched
+  options.max_hidden = 1024;
+  const std::int64_t size = Buffer::size_bytes(options, 3);
+  ASSERT_GT(size, 64 << 20);
+  run_ranks(3, [&](Rank& rank) {
+    const auto cycle = [&] {
+      Buffer buffer(rank.communicator(), options);
+      Exchange exchange(rank, scenario, buffer);
+      exchange.run(buffer);
+    };
+    for (int warm = 0; warm < 3; ++warm) cycle();
+    // Looking at files opens one: of the threads of one process, one looks.
+    const bool looks = ranks_are_processes() || rank.index() == 0;
+    rank.barrier();
+    const int files = looks ? num_open_files() : 0;
+    const std::int64_t bytes = virtual_bytes();
+    rank.barrier();
+    for (int repetition = 0; repetition < 50; ++repetition) cycle();
+    rank.barrier();
+    if (looks) {
+      rank.expect_equal(num_open_files(), files, "open files");
+      rank.expect_equal(shared_mappings().size(), std::size_t{0}, "mappings");
+      rank.expect(virtual_bytes() - bytes < 3 * size, "address space grew");
+    }
+    rank.barrier();
+  });
+}
+
+// Report: tokens that select nothing cost as much as others. 120 of 128 select nothing here; the
+// least of many times is compared, and with a margin, since a busy machine can only add.
+TEST(CpuResources, TokensThatSelectNothingCostLittle) {
+  const Shape full{.num_ranks = 2,
+                   .num_experts = 8,
+                   .hidden = 1024,
+                   .topk = 8,
+                   .max_tokens = 128,
+                   .routing = Routing::kFull};
+  reference::Problem masked_problem = make_problem(full);
+  for (reference::RankInput& input : masked_problem.ranks) {
+    std::fill(input.topk_idx.begin() + std::ptrdiff_t{8} * full.topk, input.topk_idx.end(), -1);
+  }
+  const Scenario all = make_scenario(full);
+  const Scenario masked = solve(full, masked_problem);
+  run_ranks(2, [&](Rank& rank) {
+    Buffer buffer(rank.communicator(), options_for(full));
+    const auto least_time = [&](const Scenario& scenario) {
+      Exchange exchange(rank, scenario, buffer);
+      exchange.run(buffer);
+      auto least = std::chrono::nanoseconds::max();
+      for (int repetition = 0; repetition < 40; ++repetition) {
+        const auto start = std::chrono::steady_clock::now();
+        buffer.dispatch(exchange.x(), exchange.topk_idx(), exchange.dispatch_options());
+        least = std::min<std::chrono::nanoseconds>(least, std::chrono::steady_clock::now() - start);
+      }
+      return least;
+    };
+    const auto time_of_all = least_time(all);
+    const auto time_of_masked = least_time(masked);
+    rank.expect(2 * time_of_masked < time_of_all,
+                std::to_string(time_of_masked.count()) + " ns for 8 tokens of 128, " +
+                    std::to_string(time_of_all.count()) + " ns for all");
+  });
+}
+
+}  // namespace
+}  // namespace tandem::test

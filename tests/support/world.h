@@ -1,0 +1,84 @@
+// World: runs a test's body once per rank, as threads or processes, on the backend under test.
+//
+// Both are parameters of the test program, so that one suite serves every backend:
+//   TANDEM_TEST_BACKEND=cpu|cuda           (default cpu)
+//   TANDEM_TEST_LAUNCH=threads|processes   (default threads)
+//
+// Google Test's assertions stay in the main thread of the parent process. A rank notes its failures
+// through Rank::expect and its kin; run_ranks collects them from every thread or process and
+// reports them as failures of the running test.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tandem/tandem.h"
+
+namespace tandem::test {
+
+[[nodiscard]] Backend backend_under_test();
+[[nodiscard]] bool ranks_are_processes();
+
+class Rank {
+ public:
+  explicit Rank(const Communicator& communicator) : communicator_(communicator) {}
+
+  [[nodiscard]] const Communicator& communicator() const { return communicator_; }
+  [[nodiscard]] int index() const { return communicator_.rank(); }
+  [[nodiscard]] int size() const { return communicator_.size(); }
+
+  // The stream to give to every operation and copy. On a GPU: the stream of this thread, since
+  // ranks of one process that shared a stream would queue behind each other.
+  [[nodiscard]] void* stream() const;
+
+  void barrier() const { communicator_.barrier(); }
+
+  // A barrier on a GPU, nothing on CPUs (so that ranks run as freely as a user's would). Ranks that
+  // are threads on one GPU must not allocate, copy or synchronise between one rank's launch and its
+  // peers' launches.
+  void fence() const;
+
+  // On a GPU, waits for this rank's stream; then reports what has failed by throwing.
+  void settle(Buffer& buffer) const;
+
+  void fail(const std::string& message);
+  bool expect(bool condition, const std::string& message);
+
+  template <typename A, typename B>
+  bool expect_equal(const A& actual, const B& expected, const std::string& what) {
+    if (actual == expected) return true;
+    std::ostringstream text;
+    text << what << ": got " << actual << ", expected " << expected;
+    fail(text.str());
+    return false;
+  }
+
+  // Runs `call`, which must throw an Error with `code` whose message holds every fragment. Returns
+  // its facts; those of a default ErrorInfo if nothing fitting was thrown (a failure is noted).
+  ErrorInfo expect_error(ErrorCode code, const std::vector<std::string>& fragments,
+                         const std::function<void()>& call);
+
+  [[nodiscard]] const std::string& failures() const { return failures_; }
+
+ private:
+  Communicator communicator_;
+  std::string failures_;
+};
+
+struct WorldOptions {
+  std::chrono::milliseconds setup_timeout{20'000};
+};
+
+// Runs `body` on every rank and returns all failures, one a line; empty if there were none.
+[[nodiscard]] std::string failures_of_ranks(int num_ranks, const std::function<void(Rank&)>& body,
+                                            const WorldOptions& options = {});
+
+// The same, and reports the failures to Google Test.
+void run_ranks(int num_ranks, const std::function<void(Rank&)>& body,
+               const WorldOptions& options = {});
+
+}  // namespace tandem::test
