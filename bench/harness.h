@@ -1,10 +1,10 @@
 // How both contenders are timed: the same code, over a piece of memory that all ranks share.
 //
-// Each iteration: barrier, dispatch, barrier, experts (not timed), barrier, combine. An operation's time on
-// a rank runs from its own departure from the barrier to its own return; the iteration's figure is
-// that of the slowest rank, so waiting for a late peer counts. Medians and 99th percentiles are
-// taken over the iterations. The barriers make ranks start together, as ranks do that have just
-// finished equal work, and give neither side credit for what overlaps the experts.
+// Each iteration: barrier, dispatch, barrier, experts (not timed), barrier, combine. An operation's
+// time on a rank runs from its own departure from the barrier to its own return; the iteration's
+// figure is that of the slowest rank, so waiting for a late peer counts. Medians and 99th
+// percentiles are taken over the iterations. The barriers make ranks start together, as ranks do
+// that have just finished equal work, and give neither side credit for what overlaps the experts.
 // Afterwards the same pairs run back to back without barriers or experts (`pair`): there a rank may
 // run ahead of its peers as far as its protocol allows, and rows stay in the cache that wrote them.
 #pragma once
