@@ -292,8 +292,9 @@ def draw(rows, path):
             for key, label, colour, marker in series:
                 plot.plot(tokens, [row[key][f"{operation}_us"]["median"] for row in chosen],
                           marker=marker, color=colour, label=label)
-            plot.plot(tokens, [row["write_floor_us"] for row in chosen], linestyle=":",
-                      color="black", label="writing the rows")
+            if operation == "dispatch":
+                plot.plot(tokens, [row["write_floor_us"] for row in chosen], linestyle=":",
+                          color="black", label="writing the rows")
             plot.set_xscale("log", base=2)
             plot.set_yscale("log")
             plot.set_xticks(tokens, [str(count) for count in tokens])
