@@ -143,58 +143,87 @@ TEST(CpuResources, BytesBetweenRegionsStayIntact) {
   });
 }
 
-// Report: a cliff at 2^31 bytes or elements. Rows at the very end of a region of more than 4 GiB,
-// in memory of which only the touched pages exist.
-TEST(CpuResources, BufferOfMoreThanFourGigabytesWorksToItsLastRow) {
-  constexpr int kHidden = kMaxHidden;
-  constexpr int kFar = 33'000;  // times 128 KiB: 4.3e9 bytes
-  constexpr int kNumTokens = 2;
-  BufferOptions options{.num_experts = 2,
-                        .max_tokens = kNumTokens,
-                        .max_hidden = kHidden,
-                        .max_topk = 2,
+// A buffer whose last rows lie behind 4 GiB of its view. Only touched pages exist.
+constexpr int kFarExperts = 16;
+constexpr int kFarAlignment = 2200;  // times 15 experts times 128 KiB: 4.3e9 bytes
+constexpr int kFarTokens = 2;
+
+BufferOptions far_options() {
+  BufferOptions options{.num_experts = kFarExperts,
+                        .max_tokens = kFarTokens,
+                        .max_hidden = kMaxHidden,
+                        .max_topk = kFarExperts,
                         .slotted_placement = false,
                         .padded_layout = false};
-  options.capacity_rows = 2 * kFar;
+  options.capacity_rows = kFarExperts * kFarAlignment;
   options.timeout = std::chrono::seconds(20);
-  ASSERT_GT(block_of(options, 1).view_rows(1), std::int64_t{1} << 33);
-  run_ranks(1, [&](Rank& rank) {
-    std::optional<Buffer> buffer;
-    try {
-      buffer.emplace(rank.communicator(), options);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kResource) throw;
-      std::cout << "this machine has no room for it: " << error.what() << std::endl;
-      return;
-    }
-    std::vector<bfloat16> x(kNumTokens * kHidden);
-    for (std::size_t index = 0; index < x.size(); ++index) {
-      x[index].bits = static_cast<std::uint16_t>(index * 40503 >> 4);
-    }
-    const std::int64_t indices[] = {0, 1, 1, 0};
-    const float weights[] = {1.0F, 2.0F, 4.0F, 8.0F};
-    for (int repetition = 0; repetition < 2; ++repetition) {  // both halves
-      const DispatchResult result =
-          buffer->dispatch(view_of(x.data(), {kNumTokens, kHidden}), view_of(indices, {2, 2}),
-                           {.layout = Layout::kPacked, .row_alignment = kFar});
-      rank.expect_equal(result.offsets.as<std::int64_t>()[1], kFar, "second expert's first row");
-      const TensorView y = buffer->next_combine_buffer(result.handle, DType::kBFloat16);
-      for (int row = 0; row < 2 * kNumTokens; ++row) {
-        const int expert = row / kNumTokens;
-        const std::int64_t place = std::int64_t{expert} * kFar + row % kNumTokens;
+  return options;
+}
+
+// Every token to every expert, twice for both halves.
+void use_far_rows(Rank& rank, Buffer& buffer) {
+  constexpr int kHidden = kMaxHidden;
+  std::vector<bfloat16> x(kFarTokens * kHidden);
+  for (std::size_t index = 0; index < x.size(); ++index) {
+    x[index].bits = static_cast<std::uint16_t>(index * 40503 >> 4);
+  }
+  std::vector<std::int64_t> indices;
+  std::vector<float> weights;
+  for (int place = 0; place < kFarTokens * kFarExperts; ++place) {
+    indices.push_back(place % kFarExperts);
+    weights.push_back(place < kFarExperts ? 1.0F : 2.0F);
+  }
+  for (int repetition = 0; repetition < 2; ++repetition) {
+    const DispatchResult result =
+        buffer.dispatch(view_of(x.data(), {kFarTokens, kHidden}),
+                        view_of(indices.data(), {kFarTokens, kFarExperts}),
+                        {.layout = Layout::kPacked, .row_alignment = kFarAlignment});
+    const auto place_of = [&](int expert, int token) {
+      return std::int64_t{expert} * kFarAlignment + token;
+    };
+    for (int expert = 0; expert < kFarExperts; ++expert) {
+      rank.expect_equal(result.offsets.as<std::int64_t>()[expert], place_of(expert, 0), "offset");
+      for (int token = 0; token < kFarTokens; ++token) {
+        const std::int64_t place = place_of(expert, token);
         const bfloat16* received = result.x.as<bfloat16>() + place * result.x.strides[0];
-        rank.expect(
-            std::memcmp(received, &x[row % kNumTokens * kHidden], kHidden * sizeof(bfloat16)) == 0,
-            "row " + std::to_string(place) + " differs");
-        bfloat16* output = y.as<bfloat16>() + place * y.strides[0];
-        std::fill_n(output, kHidden, to_bfloat16(static_cast<float>(expert + 1)));
+        rank.expect(std::memcmp(received, &x[token * kHidden], kHidden * sizeof(bfloat16)) == 0,
+                    "row " + std::to_string(place) + " differs");
       }
-      std::vector<float> expected = {1.0F * 1 + 2.0F * 2, 4.0F * 2 + 8.0F * 1};
-      std::vector<bfloat16> out(kNumTokens * kHidden);
-      buffer->combine(y, view_of(weights, {2, 2}), result.handle,
-                      view_of(out.data(), {kNumTokens, kHidden}));
-      for (std::size_t index = 0; index < out.size(); index += kHidden - 1) {
-        rank.expect_equal(to_float(out[index]), expected[index / kHidden], "combined");
+    }
+    if (!buffer.options().combine) continue;
+    const TensorView y = buffer.next_combine_buffer(result.handle, DType::kBFloat16);
+    for (int expert = 0; expert < kFarExperts; ++expert) {
+      for (int token = 0; token < kFarTokens; ++token) {
+        std::fill_n(y.as<bfloat16>() + place_of(expert, token) * y.strides[0], kHidden,
+                    to_bfloat16(static_cast<float>(expert)));
+      }
+    }
+    std::vector<bfloat16> out(kFarTokens * kHidden);
+    buffer.combine(y, view_of(weights.data(), {kFarTokens, kFarExperts}), result.handle,
+                   view_of(out.data(), {kFarTokens, kHidden}));
+    for (std::size_t index = 0; index < out.size(); index += kHidden - 1) {
+      const float expected = index < kHidden ? 120.0F : 240.0F;  // 0 + 1 + ... + 15, weighted
+      rank.expect_equal(to_float(out[index]), expected, "combined");
+    }
+  }
+}
+
+// Report: a cliff at 2^31 bytes or elements. Both regions where the machine has 18 GB, the view
+// alone where it has 9.
+TEST(CpuResources, BufferOfMoreThanFourGigabytesWorksToItsLastRow) {
+  BufferOptions options = far_options();
+  const layout::Block block = block_of(options, 1);
+  ASSERT_GT(block.combine_rows(0) - block.view_rows(0), std::int64_t{1} << 32);
+  run_ranks(1, [&](Rank& rank) {
+    for (const bool combine : {true, false}) {
+      options.combine = combine;
+      try {
+        Buffer buffer(rank.communicator(), options);
+        use_far_rows(rank, buffer);
+        return;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kResource) throw;
+        std::cout << "this machine has no room: " << error.what() << std::endl;
       }
     }
   });
