@@ -9,25 +9,28 @@
 
 namespace tandem::cuda {
 
-// Hands out pieces of the dynamic shared memory; the same arithmetic sizes it on the host, with a
-// null base.
+// Hands out pieces of the dynamic shared memory; the same arithmetic sizes it on the host. (No null
+// checks here: the compiler must see that the pointers are to shared memory.)
 class SharedCarver {
  public:
   TANDEM_HOST_DEVICE explicit SharedCarver(std::byte* base) : base_(base) {}
 
   template <typename T>
-  TANDEM_HOST_DEVICE T* take(std::int64_t count, std::int64_t alignment = alignof(T)) {
-    used_ = layout::round_up(used_, alignment);
-    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += count * static_cast<std::int64_t>(sizeof(T));
+  TANDEM_HOST_DEVICE T* take(std::int32_t count, std::int32_t alignment = alignof(T)) {
+    used_ = (used_ + alignment - 1) / alignment * alignment;
+    T* piece = reinterpret_cast<T*>(base_ + used_);
+    used_ += count * static_cast<std::int32_t>(sizeof(T));
     return piece;
   }
-  TANDEM_HOST_DEVICE std::int64_t used() const { return used_; }
+  TANDEM_HOST_DEVICE std::int32_t used() const { return used_; }
 
  private:
   std::byte* base_;
-  std::int64_t used_ = 0;
+  std::int32_t used_ = 0;
 };
+
+// Stands for the memory where only its size is asked for.
+inline std::byte* nowhere() { return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 20); }
 
 // A block's place in its kernel and in the sequence of operations.
 struct Start {
@@ -56,6 +59,32 @@ __device__ inline bool is_last_done(DeviceState& state) {
   const bool last = ptx::add_acq_rel_gpu(&state.done, 1) == gridDim.x - 1;
   if (last) ptx::store_relaxed(&state.done, 0U);
   return last;
+}
+
+// Tells the peers that all blocks of this kernel are at work: called by the last block to start.
+__device__ inline void publish_started(const BufferView& buffer, layout::Epoch epoch,
+                                       std::byte* const* peers) {
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks;
+       rank += static_cast<int>(blockDim.x)) {
+    ptx::store_relaxed(
+        reinterpret_cast<layout::Word*>(
+            peers[rank] + buffer.block.arrived(layout::parity(epoch), buffer.rank, kStartedWord)),
+        layout::make_word(epoch, 0));
+  }
+}
+
+// Have all blocks of all peers' kernels of this operation started? Asked by one warp.
+__device__ inline bool all_started(const BufferView& buffer, layout::Epoch epoch,
+                                   const std::byte* own) {
+  bool started = true;
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x) % 32; rank < buffer.num_ranks; rank += 32) {
+    const auto* word = reinterpret_cast<const layout::Word*>(
+        own + buffer.block.arrived(layout::parity(epoch), rank, kStartedWord));
+    started = started && layout::epoch_of(ptx::load_relaxed(word)) == epoch;
+  }
+  return __all_sync(0xffffffffU, static_cast<int>(started)) != 0;
 }
 
 // Exclusive prefix sums of value(i), i in [0, n), handed to store(i, sum) and, for i = n, the

@@ -49,18 +49,25 @@ __device__ Arguments arguments_of(const CombineParams& p, const HalfState& half)
   return {{half.dispatch_epoch, p.shape_argument, p.alignment_argument}};
 }
 
-// Publishes `ready`. The fence that precedes (in every thread that calls this) releases what the
-// earlier kernels of the stream, or this kernel's blocks, wrote to the combine region; pairs with
+// Rule 1, then `ready` to every peer: by one warp, whose fence before this releases what the
+// earlier kernels of the stream, or this kernel's blocks, wrote to the combine region. Pairs with
 // the fence after the wait for headers in combine_kernel.
 __device__ void publish_ready(const CombineParams& p, const Arguments& arguments,
                               layout::Epoch epoch, std::byte* const* peers) {
   const BufferView& buffer = p.buffer;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int parity = layout::parity(epoch);
   const std::uint32_t header =
       layout::encode(layout::Header{kOperation, p.half, layout::hash_arguments(arguments.values)});
+  bool entered = true;
 #pragma unroll 1
-  for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks;
-       rank += static_cast<int>(blockDim.x)) {
+  for (int rank = lane; entered && rank < buffer.num_ranks; rank += 32) {
+    entered = wait_for_completed(buffer, {kOperation, epoch, Phase::kEnter, rank},
+                                 peers[buffer.rank], epoch - 2);
+  }
+  if (__all_sync(0xffffffffU, static_cast<int>(entered)) == 0) return;
+#pragma unroll 1
+  for (int rank = lane; rank < buffer.num_ranks; rank += 32) {
     const auto store = [&](std::int64_t offset, std::uint32_t value) {
       ptx::store_relaxed(reinterpret_cast<layout::Word*>(peers[rank] + offset),
                          layout::make_word(epoch, value));
@@ -72,16 +79,6 @@ __device__ void publish_ready(const CombineParams& p, const Arguments& arguments
             arguments.values[which]);
     }
   }
-}
-
-__device__ bool may_enter(const BufferView& buffer, const std::byte* own, layout::Epoch epoch) {
-  bool ok = true;  // rule 1
-#pragma unroll 1
-  for (int rank = static_cast<int>(threadIdx.x); ok && rank < buffer.num_ranks;
-       rank += static_cast<int>(blockDim.x)) {
-    ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kEnter, rank}, own, epoch - 2);
-  }
-  return ok;
 }
 
 // The handle's dispatch is the one that this half holds; else, reported, there is nothing to send.
@@ -229,14 +226,15 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
     *s.start = p.sends != 0 ? take_start(&state.send, p.receives != 0 ? &state.receive : nullptr)
                             : take_start(&state.receive, nullptr);
   }
-  if (thread == 32) *s.half = state.half[p.half];
+  if (thread == 96) *s.half = state.half[p.half];
   const bool failed_before = thread == 64 && ptx::load_relaxed(&state.failed) != 0;
   const int padded_topk = (p.topk + kUnroll - 1) / kUnroll * kUnroll;
   const std::uint32_t tile_tokens = static_cast<std::uint32_t>(kTileEntries / padded_topk);
   const Share share = p.receives != 0 ? share_of(p) : Share{0, 0, 0, 0};
   std::uint32_t tile_end = min(share.last_token, share.first_token + tile_tokens);
   load_entries(p, s, share.first_token, tile_end - share.first_token, padded_topk);
-  if (thread < buffer.num_ranks) ptx::fence(buffer.across_devices != 0);  // for publish_ready
+  const bool in_publishing_warp = thread / 32 == 1;  // not the one that waits for its ticket
+  if (in_publishing_warp) ptx::fence(buffer.across_devices != 0);
   if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
   const layout::Epoch epoch = s.start->epoch;
   const bool leads = s.start->ticket == 0;
@@ -245,14 +243,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   stamp(buffer, 17);
 
   if (p.sends != 0 && leads) {
-    const bool entered = may_enter(buffer, own, epoch);
-    if (buffer.num_ranks <= 32) {  // one warp has seen them all
-      if (thread < 32 && __all_sync(0xffffffffU, static_cast<int>(entered)) != 0) {
-        publish_ready(p, arguments, epoch, s.peers);
-      }
-    } else if (__syncthreads_and(static_cast<int>(entered)) != 0) {
-      publish_ready(p, arguments, epoch, s.peers);
-    }
+    if (in_publishing_warp) publish_ready(p, arguments, epoch, s.peers);
     if (thread == 0) state.half[p.half].combine_epoch = epoch;
   }
   const bool has_rows = is_fresh(p, *s.half, epoch, leads && thread == 0);
@@ -341,7 +332,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const layout::Epoch epoch = s.start->epoch;
   const std::byte* own = buffer.blocks[buffer.rank];
   const HalfState half = state.half[p.half];
-  bool ok = may_enter(buffer, own, epoch);
+  bool ok = true;
 #pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
     ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kCombineHalf, rank}, own,
@@ -379,9 +370,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   __syncthreads();
   if (*s.flag == 0) return;
-  ptx::let_next_grid_start();
-  ptx::fence(buffer.across_devices != 0);
-  publish_ready(p, arguments_of(p, half), epoch, buffer.blocks);
+  if (thread < 32) {
+    ptx::fence(buffer.across_devices != 0);
+    publish_ready(p, arguments_of(p, half), epoch, buffer.blocks);
+  }
   if (thread == 0) state.half[p.half].combine_epoch = epoch;
 }
 
@@ -421,11 +413,9 @@ const void* combine_kernel_for(DType dtype) {
 const void* stage_kernel() { return reinterpret_cast<const void*>(&combine_stage_kernel); }
 
 std::int64_t combine_shared_bytes(int num_ranks) {
-  return CombineShared(nullptr, num_ranks).size_bytes;
+  return CombineShared(nowhere(), num_ranks).size_bytes;
 }
 
-std::int64_t stage_shared_bytes() {
-  return StageShared(static_cast<std::byte*>(nullptr)).size_bytes;
-}
+std::int64_t stage_shared_bytes() { return StageShared(nowhere()).size_bytes; }
 
 }  // namespace tandem::cuda

@@ -42,7 +42,7 @@ class CudaBackend final : public runtime::BackendInterface {
     return info;
   }
 
-  [[nodiscard]] int num_arrival_words() const override { return 1 + kMaxBlocks; }
+  [[nodiscard]] int num_arrival_words() const override { return kNumArrivalWords; }
 
   [[nodiscard]] std::unique_ptr<runtime::BackendBuffer> make_buffer(
       const std::shared_ptr<runtime::Bootstrap>& bootstrap,

@@ -55,7 +55,7 @@ __device__ void publish(const DispatchParams& p, const DispatchShared& s, layout
       offset = buffer.block.count(parity, buffer.rank, which);
       value = s.own[which];
     } else if (beyond == 0) {
-      offset = buffer.block.arrived(parity, buffer.rank, 0);
+      offset = buffer.block.arrived(parity, buffer.rank, kNumBlocksWord);
       value = gridDim.x;
     } else if (beyond == 1) {
       offset = buffer.block.header(parity, buffer.rank);
@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const std::uint32_t ticket = s.start->ticket;
   const bool publishes = ticket == 0;
   const int parity = layout::parity(epoch);
+  if (ticket == gridDim.x - 1 && p.slotted == 0) publish_started(buffer, epoch, s.peers);
   stamp(buffer, 1);
 
   // Histogram of this rank's entries: all of them, and those before this block's.
@@ -288,10 +289,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 #pragma unroll 1
   for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
     ptx::fence(buffer.across_devices != 0);
-    ptx::store_relaxed(reinterpret_cast<layout::Word*>(
-                           s.peers[rank] + buffer.block.arrived(parity, buffer.rank,
-                                                                1 + static_cast<int>(blockIdx.x))),
-                       layout::make_word(epoch, 0));
+    ptx::store_relaxed(
+        reinterpret_cast<layout::Word*>(
+            s.peers[rank] + buffer.block.arrived(parity, buffer.rank,
+                                                 kFirstBlockWord + static_cast<int>(blockIdx.x))),
+        layout::make_word(epoch, 0));
   }
   stamp(buffer, 7);
   if (p.slotted != 0) return;
@@ -300,6 +302,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   // operation.
   if (ticket == min(1U, gridDim.x - 1)) write_handle_arrays(p, epoch, s.tables, scan, overflow);
   if (*s.flag == 0) return;
+  // The next kernel may take its place now if no peer's blocks still look for theirs.
+  if (warp == 0 && all_started(buffer, epoch, own)) ptx::let_next_grid_start();
   ok = wait_for_rows(buffer, epoch, s.tables.num_words);
   // Rule 2 for the combine region that goes with this half: next_combine_buffer hands it out next.
 #pragma unroll 1
@@ -311,7 +315,6 @@ __global__ void __launch_bounds__(kNumThreads, 1)
                             *s.combine_epoch);
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
-  ptx::let_next_grid_start();
   if (thread == 0) state.half[p.half].has_rows = overflow ? 0 : 1;
   publish_completed(buffer, epoch, s.peers);
   stamp(buffer, 8);
@@ -320,7 +323,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 }  // namespace
 
 std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts) {
-  return DispatchShared(nullptr, num_ranks, num_experts).size_bytes;
+  return DispatchShared(nowhere(), num_ranks, num_experts).size_bytes;
 }
 
 const void* dispatch_kernel_for(Format format, DType x_dtype) {

@@ -59,7 +59,7 @@ struct DispatchShared {
 
  private:
   TANDEM_HOST_DEVICE DispatchShared(SharedCarver carver, int num_ranks, int num_experts)
-      : rings(carver.take<std::byte>(std::int64_t{kNumWarps} * kRingBytes, 128)),
+      : rings(carver.take<std::byte>(kNumWarps * kRingBytes, 128)),
         barriers(carver.take<std::uint64_t>(kNumWarps * kMaxStages)),
         entries(carver.take<Entry>(kTileEntries)),
         peers(carver.take<std::byte*>(num_ranks)),
@@ -112,8 +112,9 @@ __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables&
       tables.halves[rank] = static_cast<std::uint8_t>(half);
       continue;
     }
-    const std::int64_t offset = which < buffer.num_experts ? buffer.block.count(parity, rank, which)
-                                                           : buffer.block.arrived(parity, rank, 0);
+    const std::int64_t offset = which < buffer.num_experts
+                                    ? buffer.block.count(parity, rank, which)
+                                    : buffer.block.arrived(parity, rank, kNumBlocksWord);
     layout::Word word;
     ok = wait_for_epoch(buffer, wait, own, offset, &word);
     const std::uint32_t value = layout::value_of(word);
@@ -237,8 +238,8 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
   }
 }
 
-// Waits until every block of every peer has said that its rows are here (index 0 of a source's
-// arrival words tells how many to expect). Returns false on this thread if a wait failed.
+// Waits until every block of every peer has said that its rows are here (num_words[r]
+// says how many there are). Returns false on this thread if a wait failed.
 __device__ inline bool wait_for_rows(const BufferView& buffer, layout::Epoch epoch,
                                      const std::uint32_t* num_words) {
   const std::byte* own = buffer.blocks[buffer.rank];
@@ -249,8 +250,9 @@ __device__ inline bool wait_for_rows(const BufferView& buffer, layout::Epoch epo
     const int expected = static_cast<int>(num_words[rank]);
     for (; ok && word_index < expected; word_index += kNumThreads) {
       layout::Word word;
-      ok = wait_for_epoch(buffer, {Operation::kDispatch, epoch, Phase::kRows, rank}, own,
-                          buffer.block.arrived(layout::parity(epoch), rank, 1 + word_index), &word);
+      ok = wait_for_epoch(
+          buffer, {Operation::kDispatch, epoch, Phase::kRows, rank}, own,
+          buffer.block.arrived(layout::parity(epoch), rank, kFirstBlockWord + word_index), &word);
     }
     word_index -= expected;
   }

@@ -29,6 +29,13 @@ inline constexpr int kTileEntries = 1024;
 // Four tables of E words and what else a block shares must fit.
 inline constexpr int kMaxExperts = 4096;
 
+// Arrival words of a source: how many blocks it has; that all of them have started; then, for each
+// block, that its rows are here.
+inline constexpr int kNumBlocksWord = 0;
+inline constexpr int kStartedWord = 1;
+inline constexpr int kFirstBlockWord = 2;
+inline constexpr int kNumArrivalWords = kFirstBlockWord + kMaxBlocks;
+
 // Phase stamps per block: dispatch 0 to 8, its receive phase 9 to 13, combine 16 to 21.
 inline constexpr int kTracePhases = 32;
 

@@ -63,18 +63,26 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 10);
 
+  const std::byte* own = buffer.blocks[buffer.rank];
+  const auto count_of = [&](int source, int expert) {
+    return layout::value_of(ptx::load_relaxed(
+        reinterpret_cast<const layout::Word*>(own + buffer.block.count(parity, source, expert))));
+  };
   // Rows that do not fit at a receiver, or, because tokens name an expert twice, into a source's
-  // part of a landing region.
+  // part of a landing region: a warp looks at a (source, owner).
   bool overflow = add_starts(p, epoch, s.tables, s.scan);
   Excess excess;
-  for (int pair = thread; pair < buffer.num_ranks * buffer.num_ranks; pair += kNumThreads) {
+#pragma unroll 1
+  for (int pair = thread / 32; pair < buffer.num_ranks * buffer.num_ranks; pair += kNumWarps) {
     const int source = pair / buffer.num_ranks;
-    const int owner = pair % buffer.num_ranks;
-    std::int64_t rows = 0;
-    for (int i = s.tables.first_of_rank[owner]; i < s.tables.first_of_rank[owner + 1]; ++i) {
-      rows += layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
-          buffer.blocks[buffer.rank] + buffer.block.count(parity, source, s.tables.by_rank[i]))));
+    const int owner = pair - source * buffer.num_ranks;
+    std::uint32_t rows = 0;
+#pragma unroll 2
+    for (int i = s.tables.first_of_rank[owner] + thread % 32; i < s.tables.first_of_rank[owner + 1];
+         i += 32) {
+      rows += count_of(source, s.tables.by_rank[i]);
     }
+    rows = __reduce_add_sync(0xffffffffU, rows);
     const std::int64_t limit = rows_per_source(p, s.tables, owner);
     if (rows > limit) excess = {rows, limit, kExcessOfSource, source, owner};
   }
@@ -112,10 +120,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const int value_bytes = static_cast<int>(p.row.value_bytes());
   const int scale_bytes = 4 * p.row.num_scales();
   const int chunks_per_row = (value_bytes + kCopyChunk - 1) / kCopyChunk;
-  const std::byte* own_block = buffer.blocks[buffer.rank];
-  const std::byte* landing = own_block + buffer.block.landing_rows(parity);
+  const std::byte* landing = own + buffer.block.landing_rows(parity);
   const auto* landing_sources =
-      reinterpret_cast<const std::int32_t*>(own_block + buffer.block.landing_sources(parity));
+      reinterpret_cast<const std::int32_t*>(own + buffer.block.landing_sources(parity));
   std::int32_t* source_tokens = buffer.arrays[p.half].source_tokens;
   std::uint32_t carry = 0;  // rows of earlier tiles
   for (int tile_begin = 0; tile_begin < num_runs; tile_begin += kRunsPerTile) {
@@ -127,11 +134,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       const int expert = s.tables.by_rank[first + local];
       std::uint32_t lower = 0;
       for (int rank = 0; rank < source; ++rank) {
-        lower += layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
-            own_block + buffer.block.count(parity, rank, expert))));
+        lower += count_of(rank, expert);
       }
-      count = layout::value_of(ptx::load_relaxed(reinterpret_cast<const layout::Word*>(
-          own_block + buffer.block.count(parity, source, expert))));
+      count = count_of(source, expert);
       const std::int64_t start =
           p.padded != 0 ? local * rows_per_expert : s.scan[first + local] - s.scan[first];
       s.tile.destination[thread] = start + lower;
@@ -170,9 +175,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   stamp(buffer, 12);
 
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
+  if (s.start->ticket == min(1U, gridDim.x - 1)) {
+    write_handle_arrays(p, epoch, s.tables, s.scan, overflow);
+  }
   __syncthreads();
   if (*s.flag == 0) return;
-  write_handle_arrays(p, epoch, s.tables, s.scan, overflow);
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
     ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kCombineHalf, rank},
                             buffer.blocks[buffer.rank],
@@ -190,7 +197,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 const void* receive_kernel() { return reinterpret_cast<const void*>(&dispatch_receive_kernel); }
 
 std::int64_t receive_shared_bytes(int num_ranks, int num_experts) {
-  return ReceiveShared(static_cast<std::byte*>(nullptr), num_ranks, num_experts).size_bytes;
+  return ReceiveShared(nowhere(), num_ranks, num_experts).size_bytes;
 }
 
 }  // namespace tandem::cuda

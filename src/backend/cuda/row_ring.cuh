@@ -60,6 +60,34 @@ __device__ __forceinline__ std::uint32_t to_e4m3_pair(float low, float high) {
 #endif
 }
 
+// Zero-fills up to a multiple of 16 bytes.
+template <typename Element>
+__device__ inline void copy_elements(std::byte* stage, const std::byte* source, int num_bytes) {
+  constexpr int kSize = static_cast<int>(sizeof(Element));
+  const int padded = (num_bytes + 15) / 16 * 16;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) % 32 * kSize; i < padded; i += 32 * kSize) {
+    *reinterpret_cast<Element*>(stage + i) =
+        i < num_bytes ? *reinterpret_cast<const Element*>(source + i) : Element{};
+  }
+}
+
+// A warp loads a chunk into shared memory by itself, in pieces of 2, 4 or 16 bytes. Out of line: on
+// the path of aligned rows it would be in the way.
+static __device__ __noinline__ void load_by_threads(std::byte* stage, const std::byte* source,
+                                                    int num_bytes, int piece_bytes) {
+  __syncwarp();
+  if (piece_bytes == 16) {
+    copy_elements<uint4>(stage, source, num_bytes);
+  } else if (piece_bytes == 4) {
+    copy_elements<std::uint32_t>(stage, source, num_bytes);
+  } else {
+    copy_elements<std::uint16_t>(stage, source, num_bytes);
+  }
+  ptx::fence_async_shared();
+  __syncwarp();
+}
+
 // X is void for formats whose rows travel as they are.
 template <typename X>
 class RowRing {
@@ -184,36 +212,11 @@ class RowRing {
         ptx::bulk_load(stage, source, static_cast<std::uint32_t>(num_bytes), &barriers_[number]);
       }
     } else {
-      load_by_threads(stage, source, num_bytes);
+      load_by_threads(stage, source, num_bytes,
+                      params_.x_aligned != 0 ? 16 : params_.x_element_bytes);
     }
     ++loaded_;
     next_load_.advance(params_.chunks_per_row);
-  }
-
-  __device__ void load_by_threads(std::byte* stage, const std::byte* source, int num_bytes) const {
-    __syncwarp();
-    if (params_.x_aligned != 0) {
-      for (int i = lane_ * 16; i < num_bytes; i += 32 * 16) {
-        *reinterpret_cast<uint4*>(stage + i) = *reinterpret_cast<const uint4*>(source + i);
-      }
-    } else if (params_.x_element_bytes == 2) {
-      copy_elements<std::uint16_t>(stage, source, num_bytes);
-    } else {
-      copy_elements<std::uint32_t>(stage, source, num_bytes);
-    }
-    ptx::fence_async_shared();
-    __syncwarp();
-  }
-
-  // Zero-fills up to a multiple of 16 bytes.
-  template <typename Element>
-  __device__ void copy_elements(std::byte* stage, const std::byte* source, int num_bytes) const {
-    constexpr int kSize = static_cast<int>(sizeof(Element));
-    const int padded = static_cast<int>(layout::round_up(num_bytes, 16));
-    for (int i = lane_ * kSize; i < padded; i += 32 * kSize) {
-      *reinterpret_cast<Element*>(stage + i) =
-          i < num_bytes ? *reinterpret_cast<const Element*>(source + i) : Element{0};
-    }
   }
 
   __device__ void store(const std::byte* chunk, int num_bytes, std::byte* const* destinations,

@@ -42,8 +42,6 @@ static __device__ __noinline__ void report(const BufferView& buffer, Operation o
   if (fatal) atomicExch(&state.failed, 1U);
 }
 
-inline constexpr std::uint32_t kPollsPerClockRead = 1024;
-
 // What a wait is for, and what an error of it says.
 struct Wait {
   Operation operation;
@@ -52,54 +50,82 @@ struct Wait {
   int peer;
 };
 
-// After kPollsPerClockRead polls in vain: is there time left? `start` is 0 at first.
-static __device__ __noinline__ bool may_go_on(const BufferView& buffer, const Wait& wait,
-                                              layout::Word seen, std::uint64_t* start) {
-  if (ptx::load_relaxed(&buffer.state->failed) != 0) return false;
-  const std::uint64_t now = ptx::now_ns();
-  if (*start == 0) *start = now;
-  if (now - *start <= buffer.timeout_ns) return true;
-  report(buffer, wait.operation, wait.epoch,
-         {ErrorCode::kTimeout, wait.phase, wait.peer, static_cast<std::int64_t>(wait.epoch),
-          static_cast<std::int64_t>(layout::epoch_of(seen)), 0, now - *start},
-         true);
-  return false;
+// When is a word the one that is waited for?
+enum class Until : std::uint8_t {
+  kEqual,    // it is of exactly this epoch (overwritten only after this rank's `completed` of it)
+  kReached,  // of this epoch or a later one
+};
+
+__device__ __forceinline__ bool is_ready(layout::Word word, layout::Epoch wanted, Until until) {
+  return until == Until::kEqual ? layout::epoch_of(word) == wanted
+                                : layout::has_reached(layout::epoch_of(word), wanted);
 }
 
-// Polls until `ready(word)`; false if the wait failed. The word itself is the message: what else
-// its writer wrote is ordered by the caller's fence.
-template <typename Ready>
-__device__ __forceinline__ bool wait_for(const BufferView& buffer, const Wait& wait,
-                                         const std::byte* address, Ready ready,
-                                         layout::Word* word) {
-  const auto* source = reinterpret_cast<const layout::Word*>(address);
-  std::uint64_t start = 0;
+// A wait that takes longer: looks at the clock now and then. `packed`: operation, phase, peer. Out
+// of line and with few arguments, so that the waits themselves stay small. Returns 0, a word that
+// nobody waits for, if the wait failed.
+static __device__ __noinline__ layout::Word wait_slowly(const BufferView& buffer,
+                                                        const layout::Word* address,
+                                                        layout::Epoch wanted, Until until,
+                                                        std::uint32_t packed, layout::Epoch epoch,
+                                                        bool* failed) {
+  constexpr std::uint32_t kPollsPerClockRead = 1024;
+  const std::uint64_t start = ptx::now_ns();
   for (std::uint32_t polls = 1;; ++polls) {
-    *word = ptx::load_relaxed(source);
-    if (ready(*word)) return true;
-    if (polls % kPollsPerClockRead == 0 && !may_go_on(buffer, wait, *word, &start)) return false;
+    const layout::Word word = ptx::load_relaxed(address);
+    if (is_ready(word, wanted, until)) return word;
+    if (polls % kPollsPerClockRead != 0) continue;
+    *failed = ptx::load_relaxed(&buffer.state->failed) != 0;
+    if (*failed) return 0;
+    const std::uint64_t waited = ptx::now_ns() - start;
+    if (waited <= buffer.timeout_ns) continue;
+    report(buffer, static_cast<Operation>(packed & 0xffU), epoch,
+           {ErrorCode::kTimeout, static_cast<Phase>((packed >> 8) & 0xffU),
+            static_cast<int>(packed >> 16), static_cast<std::int64_t>(wanted),
+            static_cast<std::int64_t>(layout::epoch_of(word)), 0, waited},
+           true);
+    *failed = true;
+    return 0;
   }
 }
 
-// A word of exactly this epoch: it is overwritten only after this rank's `completed` of it.
-// `own`: this rank's block.
+// Polls until the word is ready; false if the wait failed. The word itself is the message: what
+// else its writer wrote is ordered by the caller's fence.
+__device__ __forceinline__ bool wait_for(const BufferView& buffer, const Wait& wait,
+                                         const std::byte* address, layout::Epoch wanted,
+                                         Until until, layout::Word* word) {
+  constexpr int kQuickPolls = 256;  // some 100 us
+  const auto* source = reinterpret_cast<const layout::Word*>(address);
+#pragma unroll 1
+  for (int polls = 0; polls < kQuickPolls; ++polls) {
+    const layout::Word seen = ptx::load_relaxed(source);
+    if (is_ready(seen, wanted, until)) {
+      *word = seen;
+      return true;
+    }
+  }
+  bool failed = false;
+  *word = wait_slowly(buffer, source, wanted, until,
+                      static_cast<std::uint32_t>(wait.operation) |
+                          (static_cast<std::uint32_t>(wait.phase) << 8) |
+                          (static_cast<std::uint32_t>(wait.peer) << 16),
+                      wait.epoch, &failed);
+  return !failed;
+}
+
+// A word of this operation's epoch. `own`: this rank's block.
 __device__ __forceinline__ bool wait_for_epoch(const BufferView& buffer, const Wait& wait,
                                                const std::byte* own, std::int64_t offset,
                                                layout::Word* word) {
-  const layout::Epoch epoch = wait.epoch;
-  return wait_for(
-      buffer, wait, own + offset,
-      [epoch](layout::Word seen) { return layout::epoch_of(seen) == epoch; }, word);
+  return wait_for(buffer, wait, own + offset, wait.epoch, Until::kEqual, word);
 }
 
 // Rules 1 and 2: the peer has completed the operation of `wanted`.
 __device__ __forceinline__ bool wait_for_completed(const BufferView& buffer, const Wait& wait,
                                                    const std::byte* own, layout::Epoch wanted) {
   layout::Word word;
-  return wait_for(
-      buffer, wait, own + buffer.block.completed(wait.peer),
-      [wanted](layout::Word seen) { return layout::has_reached(layout::epoch_of(seen), wanted); },
-      &word);
+  return wait_for(buffer, wait, own + buffer.block.completed(wait.peer), wanted, Until::kReached,
+                  &word);
 }
 
 // Reports what differs between a peer's header and what this rank calls.
