@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 from . import _tandem
@@ -76,14 +77,17 @@ class Hook:
     operations. It keeps the operation's arrays alive until then.
     """
 
-    __slots__ = ("_keep", "_run")
+    __slots__ = ("_keep", "_run", "_settle")
 
-    def __init__(self, run: _tandem.Hook, keep: Any) -> None:
+    def __init__(self, run: _tandem.Hook, keep: Any, settle: Callable[[], None]) -> None:
         self._run = run
         self._keep = keep
+        self._settle = settle
 
     def __call__(self) -> None:
         self._run()
+        if self._keep is not None:
+            self._settle()
         self._keep = None
 
 
@@ -344,8 +348,12 @@ class Buffer:
         )
         dtype = x_in.dtype if x_in.dtype in _FORMAT_OF else DType.BFLOAT16
         handle = DispatchHandle(inner, framework, x_in.device[1], dtype, topk_idx, tuple(x.shape))
-        hook = Hook(inner.hook, (x, topk_idx, recv_x, recv_scales)) if return_hook else None
-        return DispatchResult(handle, hook, recv_x, recv_scales)
+        settle = functools.partial(framework.settle, inner)
+        if return_hook:
+            hook = Hook(inner.hook, (x, topk_idx, recv_x, recv_scales), settle)
+            return DispatchResult(handle, hook, recv_x, recv_scales)
+        settle()
+        return DispatchResult(handle, None, recv_x, recv_scales)
 
     def next_combine_buffer(self, handle: DispatchHandle, dtype: Any = None) -> Any:
         """The memory that peers will read this handle's expert outputs from: a view
@@ -404,8 +412,10 @@ class Buffer:
         hook = self._inner.combine(
             y_in, weights_in, handle._inner, out_in, return_hook, handle_of_stream, num_sms
         )
+        settle = functools.partial(framework.settle, handle._inner)
         if return_hook:
-            return out, Hook(hook, (y, topk_weights, handle, out))
+            return out, Hook(hook, (y, topk_weights, handle, out), settle)
+        settle()
         return out
 
     def check(self) -> None:
@@ -430,6 +440,7 @@ class Buffer:
         return f"Buffer(rank={self.rank}, num_ranks={self.num_ranks}{state})"
 
     def _stream(self, stream: Any, framework: Framework, array: Any) -> int:
+        """The stream to work on: the one given or the framework's own; 0 where it has none."""
         if not self._on_gpu:
             return 0
         if stream is not None:

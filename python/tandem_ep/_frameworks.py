@@ -12,14 +12,22 @@ import sys
 from typing import Any, Optional
 
 from . import _tandem
-from ._tandem import DType, Input, View
+from ._tandem import Dispatched, DType, Input, View
 
 CPU_DEVICE = 1
 CUDA_DEVICE = 2
 
 
+LEGACY_STREAM = 1  # cudaStreamLegacy: the default stream, which frameworks number 0
+
+
 def stream_handle(stream: Any) -> int:
-    """A cudaStream_t as a number, from one or from a framework's stream object."""
+    """A cudaStream_t as a number, from one or from a framework's stream object. Never 0, which the
+    library takes for its own choice."""
+    return _stream_number(stream) or LEGACY_STREAM
+
+
+def _stream_number(stream: Any) -> int:
     if isinstance(stream, int):
         return stream
     for attribute in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, Numba and cuda.core
@@ -59,8 +67,13 @@ class Framework:
         return None
 
     def current_stream(self, device_id: int) -> int:
-        """The stream that the framework's own work is queued on, for the caller's thread."""
+        """The stream that the framework's own work is queued on, for the caller's thread; 0 if it
+        does not say."""
         return 0
+
+    def settle(self, dispatched: Dispatched) -> None:
+        """Called when an operation of this dispatch is queued: waits for it where the framework's
+        own work would not."""
 
 
 class Numpy(Framework):
@@ -167,11 +180,12 @@ class Torch(Framework):
         return self._torch.empty(shape, dtype=self._from_dtype[dtype], device=like.device)
 
     def current_stream(self, device_id: int) -> int:
-        return int(self._torch.cuda.current_stream(device_id).cuda_stream)
+        return stream_handle(self._torch.cuda.current_stream(device_id))
 
 
 class Cupy(Framework):
-    """CuPy, with bf16 and fp8 from ml_dtypes where its version knows them. GPU memory only."""
+    """CuPy. GPU memory only. bf16 and fp8 are those of ml_dtypes where the version of CuPy knows
+    them, else their bits as uint16 and uint8, which are taken for them on the way in too."""
 
     name = "cupy"
 
@@ -182,7 +196,8 @@ class Cupy(Framework):
         self._numpy = Numpy()
 
     def dtype_of(self, dtype: Any) -> Optional[DType]:
-        return self._numpy.dtype_of(dtype)
+        bits = {"uint16": DType.BFLOAT16, "uint8": DType.FLOAT8_E4M3}
+        return self._numpy.dtype_of(dtype) or bits.get(getattr(dtype, "name", ""))
 
     def to_input(self, array: Any, what: str, *, writable: bool = False, stream: int = 0) -> Input:
         dtype = self.dtype_of(array.dtype)
@@ -194,17 +209,25 @@ class Cupy(Framework):
             array, what, dtype, array.data.ptr, array.shape, strides, CUDA_DEVICE, array.device.id
         )
 
+    def _named(self, bits: Any, dtype: DType) -> Any:
+        try:
+            return bits.view(self._numpy.numpy_dtype(dtype))
+        except (ImportError, KeyError, TypeError, ValueError):
+            return bits
+
     def from_view(self, view: View) -> Any:
         if view.dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3):
-            bits = self._cupy.from_dlpack(view.bits())
-            return bits.view(self._numpy.numpy_dtype(view.dtype))
+            return self._named(self._cupy.from_dlpack(view.bits()), view.dtype)
         return self._cupy.from_dlpack(view)
 
     def empty(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
+        if dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3):
+            bits = "uint16" if dtype == DType.BFLOAT16 else "uint8"
+            return self._named(self._cupy.empty(shape, bits), dtype)
         return self._cupy.empty(shape, self._numpy.numpy_dtype(dtype))
 
     def current_stream(self, device_id: int) -> int:
-        return int(self._cupy.cuda.get_current_stream().ptr)
+        return stream_handle(self._cupy.cuda.get_current_stream())
 
 
 class Jax(Framework):
@@ -260,6 +283,11 @@ class Jax(Framework):
         )  # fmt: skip
         _tandem.copy_from_gpu(to.to_input(result, "copy", writable=True), source)
         return result
+
+    def settle(self, dispatched: Dispatched) -> None:
+        offsets = dispatched.offsets
+        if offsets is not None and offsets.__dlpack_device__()[0] != CPU_DEVICE:
+            self.from_view(offsets)  # a copy on the same stream, which is waited for
 
     def empty(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
         device = None if like is None else next(iter(like.devices()))

@@ -248,16 +248,16 @@ def check_two_in_flight(buffer: Any, group: Any, device: str) -> None:
         for inputs in both
     ]  # fmt: skip
     combined = []
-    for inputs, (recv_x, recv_count, handle, _, hook) in zip(both, sent):
+    for inputs, (recv_x, recv_count, handle, _, hook) in zip(both, sent, strict=False):
         hook()
         check_received(inputs, group, (recv_x, recv_count, handle), False, False, False)
-    for inputs, (recv_x, _, handle, _, _) in zip(both, sent):
+    for inputs, (recv_x, _, handle, _, _) in zip(both, sent, strict=False):
         combined.append(
             buffer.low_latency_combine(
                 recv_x, inputs.topk_idx, inputs.weights, handle, return_recv_hook=True
             )
         )
-    for inputs, (out, _, hook) in zip(both, combined):
+    for inputs, (out, _, hook) in zip(both, combined, strict=False):
         hook()
         total = torch.where(inputs.topk_idx >= 0, inputs.weights, 0).sum(1, keepdim=True)
         torch.testing.assert_close(out.float(), inputs.x.float() * total, rtol=2e-2, atol=1e-3)

@@ -21,6 +21,10 @@ class Numpy:
         assert isinstance(array, np.ndarray)
         return array
 
+    @staticmethod
+    def assign(destination: Any, source: Any) -> None:
+        destination[...] = source
+
 
 class Torch:
     name = "torch"
@@ -50,6 +54,10 @@ class Torch:
             return array.view(torch.uint8).numpy().view(FP8)
         return array.numpy()
 
+    @staticmethod
+    def assign(destination: Any, source: Any) -> None:
+        destination[...] = source
+
 
 class TorchCuda(Torch):
     name = "torch-cuda"
@@ -61,22 +69,29 @@ class Cupy:
 
     @staticmethod
     def array(values: np.ndarray) -> Any:
+        """bf16 and fp8 as their bits, which are taken for them."""
         import cupy
 
         if values.dtype in (BF16, FP8):
-            bits = cupy.asarray(values.view(f"u{values.dtype.itemsize}"))
-            return bits.view(values.dtype)
-        return cupy.asarray(values)
+            values = values.view(f"u{values.dtype.itemsize}")
+        return cupy.asarray(np.ascontiguousarray(values))
 
     @staticmethod
     def to_numpy(array: Any) -> np.ndarray:
         import cupy
 
         assert isinstance(array, cupy.ndarray)
-        if array.dtype in (BF16, FP8):
-            bits = array.view(f"u{array.dtype.itemsize}")
-            return cupy.asnumpy(bits).view(array.dtype)
-        return cupy.asnumpy(array)
+        size = array.dtype.itemsize
+        if array.dtype in (np.int32, np.int64, np.float16, np.float32):
+            return cupy.asnumpy(array)
+        bits = array.view(f"u{size}")
+        return cupy.asnumpy(bits).view(BF16 if size == 2 else FP8)
+
+    @staticmethod
+    def assign(destination: Any, source: Any) -> None:
+        if destination.dtype != source.dtype:
+            destination = destination.view(source.dtype)
+        destination[...] = source
 
 
 class Jax:

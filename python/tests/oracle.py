@@ -74,7 +74,7 @@ class Case:
         return [
             (source, int(token), int(k))
             for source in range(self.ranks)
-            for token, k in zip(*np.nonzero(self.idx[source] == expert))
+            for token, k in zip(*np.nonzero(self.idx[source] == expert), strict=False)
         ]
 
 

@@ -111,7 +111,7 @@ def test_two_operations_in_flight_with_hooks() -> None:
             sent = [
                 buffer.dispatch(case.x[rank], case.idx[rank], return_hook=True) for case in cases
             ]
-            for case, result in zip(cases, sent):
+            for case, result in zip(cases, sent, strict=False):
                 assert result.hook is not None
                 result.hook()
                 result.hook()  # once more does nothing
