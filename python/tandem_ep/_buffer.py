@@ -461,9 +461,7 @@ class Buffer:
         rows: tuple[int, ...] = (self.capacity_rows,)
         if options.layout == Layout.PADDED:
             max_tokens = options.max_tokens or self._max_tokens
-            # A rank without experts has no rows of any expert.
-            each = self.num_ranks * max_tokens if self._local_experts else 0
-            rows = (self.num_local_experts, each)
+            rows = (self.num_local_experts, self.num_ranks * max_tokens)
         fp8 = options.format not in _DTYPE_OF
         if recv_x is None:
             dtype = DType.FLOAT8_E4M3 if fp8 else _DTYPE_OF[options.format]

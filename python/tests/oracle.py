@@ -115,8 +115,7 @@ def check_received(case: Case, rank: int, received: dict[str, Optional[np.ndarra
     assert ranges.dtype == np.int64 and ranges.shape == (len(local), case.ranks)
     assert sources.dtype == np.int32
     if layout == "padded":
-        each = case.ranks * case.max_tokens if local else 0
-        assert x.shape == (len(local), each, case.hidden)
+        assert x.shape == (len(local), case.ranks * case.max_tokens, case.hidden)
     flat = x.reshape(-1, case.hidden)
     flat_scales = None if scales is None else scales.reshape(-1, scales.shape[-1])
     assert sources.shape == (flat.shape[0],)

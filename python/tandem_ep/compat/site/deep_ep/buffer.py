@@ -292,8 +292,8 @@ class Buffer:
             placement="slotted",
             max_tokens=max_tokens,
             return_hook=return_recv_hook or waits is not None,
-            recv_x=recv_x if num_local > 0 else None,
-            recv_scales=row_scales if num_local > 0 else None,
+            recv_x=recv_x,
+            recv_scales=row_scales,
         )
         self._dispatches[source_info] = (inner, result.handle, topk_idx)
 
@@ -362,9 +362,7 @@ class Buffer:
 
         split = return_recv_hook or waits is not None
         combined = inner.combine(
-            x
-            if inner.num_local_experts > 0 and not zero_copy
-            else inner.next_combine_buffer(inner_handle, "bf16"),
+            inner.next_combine_buffer(inner_handle, "bf16") if zero_copy else x,
             topk_weights,
             inner_handle,
             out,
