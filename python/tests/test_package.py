@@ -18,7 +18,10 @@ EXAMPLES = sorted((pathlib.Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
 def test_stub_is_the_module() -> None:
-    """`_tandem.pyi` is what nanobind makes of the module; ./dev stubs writes it anew."""
+    """`_tandem.pyi` is what nanobind makes of the module. To write it anew:
+
+    python -m nanobind.stubgen -m tandem_ep._tandem -o python/tandem_ep/_tandem.pyi
+    """
     from nanobind.stubgen import StubGen
 
     generator = StubGen(_tandem)

@@ -4,29 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-
-
-def _make_device_clock() -> Callable[[torch.Tensor], None]:
-    try:
-        import triton
-        import triton.language as tl
-    except ImportError as error:
-        raise NotImplementedError(
-            "wait_recv_cost_stats on the GPU read the device's clock through the package triton"
-        ) from error
-
-    @triton.jit
-    def store_time(out):  # type: ignore[no-untyped-def]
-        tl.store(out, tl.extra.cuda.globaltimer().to(tl.int64))
-
-    return lambda out: store_time[(1,)](out)
-
-
-_device_clock: Any = None
 
 
 @contextlib.contextmanager
@@ -41,11 +21,14 @@ def add_duration(stats: torch.Tensor, rank: int) -> Iterator[None]:
         yield
         row.add_(others, alpha=time.perf_counter_ns() - begin)
         return
-    global _device_clock
-    if _device_clock is None:
-        _device_clock = _make_device_clock()
+    try:
+        from ._device_clock import store_time
+    except ImportError as error:
+        raise NotImplementedError(
+            "wait_recv_cost_stats on the GPU read the device's clock through the package triton"
+        ) from error
     times = torch.empty(2, dtype=torch.int64, device=stats.device)
-    _device_clock(times[0:1])
+    store_time[(1,)](times[0:1])
     yield
-    _device_clock(times[1:2])
+    store_time[(1,)](times[1:2])
     row.add_(others * (times[1] - times[0]))

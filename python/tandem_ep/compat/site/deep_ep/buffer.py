@@ -204,7 +204,7 @@ class Buffer:
         return max(
             tandem_ep.Buffer.size_bytes(num_ranks, backend=backend.name, **options)
             for backend in tandem_ep.backends()
-            if backend.built
+            if backend.usable
         )
 
     def clean_low_latency_buffer(
