@@ -1,0 +1,135 @@
+#include "test_low_latency/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <limits>
+
+#include "common/report.h"
+
+namespace tandem::tools {
+
+namespace {
+
+// In an order that puts formats of one width side by side: their combinations share a buffer.
+constexpr std::array kFormats = {Format::kBFloat16, Format::kFloat16,  Format::kFp8,
+                                 Format::kFp8Pow2,  Format::kFp8Ue8m0, Format::kFloat32};
+constexpr std::array kPlacements = {Placement::kPacked, Placement::kSlotted};
+constexpr std::array kLayouts = {Layout::kPadded, Layout::kPacked};
+
+// The values that a word stands for: one, or all of them.
+template <typename T, std::size_t kSize>
+std::vector<T> choose(const std::string& word, const std::array<T, kSize>& values) {
+  if (word == "all") return {values.begin(), values.end()};
+  for (const T value : values) {
+    if (word == name(value)) return {value};
+  }
+  throw UsageError(fmt::format("'{}' is not among the choices", word));
+}
+
+std::vector<bool> choose_switch(const std::string& word) {
+  if (word == "both") return {true, false};
+  return {word == "on"};
+}
+
+}  // namespace
+
+void add_options(CLI::App& app, TestArguments& arguments) {
+  const auto choice = [&](const std::string& option, std::string& target,
+                          const std::vector<std::string>& words, const std::string& help) {
+    app.add_option(option, target, help)
+        ->check(CLI::IsMember(words))
+        ->capture_default_str()
+        ->take_last();
+  };
+  const auto number = [&](const std::string& option, int& target, int least, int most,
+                          const std::string& help) {
+    app.add_option(option, target, help)
+        ->check(CLI::Range(least, most))
+        ->capture_default_str()
+        ->take_last();
+  };
+  constexpr int kMany = std::numeric_limits<int>::max();
+  choice("--backend", arguments.backend, {"cpu", "cuda"}, "where ranks compute");
+  number("--ranks", arguments.ranks, 1, kMaxRanks, "number of ranks");
+  choice("--launch", arguments.launch, {"threads", "processes"}, "what a rank is");
+  number("--tokens", arguments.tokens, 0, kMany, "tokens of each rank");
+  number("--hidden", arguments.hidden, 1, kMaxHidden, "channels of a token");
+  number("--topk", arguments.topk, 1, kMaxTopk, "experts that a token selects");
+  number("--experts", arguments.experts, 1, kMany, "experts over all ranks");
+  choice("--format", arguments.format,
+         {"bf16", "fp16", "fp32", "fp8", "fp8-pow2", "fp8-ue8m0", "all"}, "dispatched rows");
+  choice("--placement", arguments.placement, {"packed", "slotted", "all"},
+         "how a row finds its place");
+  choice("--layout", arguments.layout, {"padded", "packed", "all"}, "what the experts are given");
+  choice("--zero-copy", arguments.zero_copy, {"on", "off", "both"},
+         "experts write where peers read");
+  choice("--hook", arguments.hook, {"on", "off", "both"}, "split sending from receiving");
+  app.add_flag("--uneven", arguments.uneven,
+               "other numbers of tokens (0 among them) and experts on every rank");
+  number("--masked", arguments.masked, 0, kMany, "selections of each rank set to -1");
+  app.add_option("--iterations", arguments.iterations,
+                 "timed iterations of each combination; 0: only check\n(default: up to 50, as fit "
+                 "in half a second)")
+      ->check(CLI::Range(0, 1'000'000'000))
+      ->take_last();
+  app.add_option("--timeout", arguments.timeout_s, "the longest any wait may take, in seconds")
+      ->check(CLI::Range(1e-9, 1e9))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--seed", arguments.seed, "of routing and values")
+      ->capture_default_str()
+      ->take_last();
+  number("--pressure", arguments.pressure, 0, kMany,
+         "further seeds, each run twice and compared by hashes");
+  app.add_option("--json", arguments.json, "write results there; -: standard output")
+      ->type_name("FILE|-")
+      ->take_last();
+}
+
+std::string describe(const Combination& combination) {
+  return fmt::format("{} {} {}{}{}", name(combination.format), name(combination.placement),
+                     name(combination.layout), combination.zero_copy ? " zero-copy" : "",
+                     combination.hook ? " hook" : "");
+}
+
+TestOptions resolve(const TestArguments& arguments) {
+  if (arguments.placement == "packed" && arguments.hook == "on") {
+    throw UsageError(
+        "--placement packed and --hook on contradict each other: packed senders wait for the "
+        "counts of their peers, and a send phase must not wait");
+  }
+  TestOptions options;
+  options.backend = arguments.backend == "cuda" ? Backend::kCuda : Backend::kCpu;
+  options.launch = arguments.launch == "processes" ? Launch::kProcesses : Launch::kThreads;
+  options.shape = {.ranks = arguments.ranks,
+                   .tokens = arguments.tokens,
+                   .hidden = arguments.hidden,
+                   .topk = arguments.topk,
+                   .experts = arguments.experts,
+                   .uneven = arguments.uneven,
+                   .masked = arguments.masked,
+                   .map_seed = arguments.seed};
+  if (arguments.iterations >= 0) options.iterations = arguments.iterations;
+  options.timeout = std::chrono::nanoseconds(
+      static_cast<std::int64_t>(arguments.timeout_s * 1e9));  // at most 1e18: fits
+  options.seed = arguments.seed;
+  options.pressure = arguments.pressure;
+
+  for (const Placement placement : choose(arguments.placement, kPlacements)) {
+    for (const Layout layout : choose(arguments.layout, kLayouts)) {
+      for (const Format format : choose(arguments.format, kFormats)) {
+        for (const bool zero_copy : choose_switch(arguments.zero_copy)) {
+          for (const bool hook : choose_switch(arguments.hook)) {
+            if (hook && placement == Placement::kPacked) continue;
+            options.combinations.push_back({format, placement, layout, zero_copy, hook});
+          }
+        }
+      }
+    }
+  }
+  return options;
+}
+
+}  // namespace tandem::tools
