@@ -156,6 +156,7 @@ BufferOptions options_for(const std::vector<Shape>& shapes) {
                         .slotted_placement = false,
                         .padded_layout = false,
                         .timeout = std::chrono::seconds(20)};
+  int alignment = 1;
   for (const Shape& shape : shapes) {
     options.max_tokens = std::max(options.max_tokens, shape.max_tokens);
     options.max_hidden = std::max(options.max_hidden, shape.hidden);
@@ -168,18 +169,15 @@ BufferOptions options_for(const std::vector<Shape>& shapes) {
     options.slotted_placement |= slotted;
     options.packed_placement |= !slotted;
     options.padded_layout |= shape.layout == Layout::kPadded;
-    // Aligned starts take room that the worst case of rows alone does not count.
-    if (shape.layout == Layout::kPacked && shape.row_alignment > 1) {
-      const std::int64_t rows = std::int64_t{shape.num_ranks} * shape.max_tokens *
-                                std::min(shape.topk, shape.num_experts);
-      const std::int64_t padding = std::int64_t{shape.num_experts} * shape.row_alignment;
-      options.capacity_rows = std::max(options.capacity_rows, rows + padding);
-    }
+    if (shape.layout == Layout::kPacked) alignment = std::max(alignment, shape.row_alignment);
   }
-  if (options.padded_layout && options.capacity_rows > 0) {
-    const std::int64_t padded =
-        std::int64_t{options.num_experts} * shapes.front().num_ranks * options.max_tokens;
-    options.capacity_rows = std::max(options.capacity_rows, padded);
+  // Aligned starts take room that the worst case of rows alone does not count.
+  if (alignment > 1) {
+    const std::int64_t tokens = std::int64_t{shapes.front().num_ranks} * options.max_tokens;
+    const std::int64_t choices = std::min(options.max_topk, options.num_experts);
+    const std::int64_t packed = tokens * choices + std::int64_t{options.num_experts} * alignment;
+    const std::int64_t padded = options.padded_layout ? tokens * options.num_experts : 0;
+    options.capacity_rows = std::max(packed, padded);
   }
   return options;
 }
