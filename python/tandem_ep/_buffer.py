@@ -425,8 +425,10 @@ class Buffer:
 
     def destroy(self) -> None:
         """Gives the buffer up; later calls are refused. Its memory goes with the last array that
-        is a view of it. Not collective. Also done by leaving a `with` block, or when the last
-        reference goes."""
+        is a view of it. Also done by leaving a `with` block, or when the last reference goes.
+
+        On GPU ranks that are processes, giving the memory back waits for the other ranks to do so
+        too, at most for the communicator's timeout: nobody's kernels may still read it."""
         self._inner.destroy()
 
     def __enter__(self) -> Buffer:

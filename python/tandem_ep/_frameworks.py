@@ -197,7 +197,8 @@ class Cupy(Framework):
 
     def dtype_of(self, dtype: Any) -> Optional[DType]:
         bits = {"uint16": DType.BFLOAT16, "uint8": DType.FLOAT8_E4M3}
-        return self._numpy.dtype_of(dtype) or bits.get(getattr(dtype, "name", ""))
+        known = self._numpy.dtype_of(dtype)
+        return bits.get(getattr(dtype, "name", "")) if known is None else known
 
     def to_input(self, array: Any, what: str, *, writable: bool = False, stream: int = 0) -> Input:
         dtype = self.dtype_of(array.dtype)
@@ -212,7 +213,7 @@ class Cupy(Framework):
     def _named(self, bits: Any, dtype: DType) -> Any:
         try:
             return bits.view(self._numpy.numpy_dtype(dtype))
-        except (ImportError, KeyError, TypeError, ValueError):
+        except (ImportError, KeyError, NotImplementedError, TypeError, ValueError):
             return bits
 
     def from_view(self, view: View) -> Any:
