@@ -74,21 +74,21 @@ class Hook:
     """Runs an operation's receive phase when called: `hook()`.
 
     It runs once; calling it again does nothing. Hooks of one buffer run in the order of their
-    operations. It keeps the operation's arrays alive until then.
+    operations. It keeps the operation's arrays, and the buffer, alive until then.
     """
 
     __slots__ = ("_keep", "_run", "_settle")
 
-    def __init__(self, run: _tandem.Hook, keep: Any, settle: Callable[[], None]) -> None:
+    def __init__(self, run: _tandem.Hook, keep: Any, settle: Optional[Callable[[], None]]) -> None:
         self._run = run
         self._keep = keep
         self._settle = settle
 
     def __call__(self) -> None:
         self._run()
-        if self._keep is not None:
+        if self._settle is not None:
             self._settle()
-        self._keep = None
+        self._keep = self._settle = None
 
 
 class DispatchHandle:
