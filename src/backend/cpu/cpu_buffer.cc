@@ -1,5 +1,7 @@
 #include "backend/cpu/cpu_buffer.h"
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <string>
 
@@ -186,14 +188,14 @@ void CpuBuffer::require_same(const Context& context, Phase phase, int peer,
     throw Error(info, other + " calls " + std::string(name(header.operation)) + " where " + self +
                           " calls " + std::string(name(context.operation)));
   }
-  if (header.hash == layout::hash_arguments(arguments)) return;
-
-  std::uint32_t theirs[layout::kNumArguments];
+  // The words themselves, not only their hash: 28 bits cannot tell all arguments apart.
+  Arguments theirs;
   for (int which = 0; which < layout::kNumArguments; ++which) {
     theirs[which] = layout::value_of(
         word(plan_.rank, plan_.block.argument(parity, peer, static_cast<layout::Argument>(which)))
             .load(std::memory_order_relaxed));
   }
+  if (std::equal(std::begin(theirs), std::end(theirs), std::begin(arguments))) return;
   const bool is_dispatch = context.operation == Operation::kDispatch;
   const auto shape = static_cast<int>(layout::Argument::kShape);
   const layout::ShapeArgument their_shape = layout::decode_shape(theirs[shape]);
