@@ -10,6 +10,7 @@
 #include "core/expert_map.h"
 #include "layout/block.h"
 #include "runtime/bootstrap.h"
+#include "runtime/recorder.h"
 #include "tandem/buffer.h"
 #include "tandem/info.h"
 #include "tandem/tensor.h"
@@ -109,6 +110,8 @@ class BackendInterface {
   virtual void copy_2d(void* destination, std::int64_t destination_pitch, const void* source,
                        std::int64_t source_pitch, std::int64_t row_bytes, std::int64_t num_rows,
                        void* stream) const = 0;
+  // For measuring.
+  [[nodiscard]] virtual std::unique_ptr<Recorder> make_recorder(int device) const = 0;
 };
 
 // The backends of this build. Throws kUnsupported, saying why, for one that is missing.

@@ -201,6 +201,13 @@ TensorView BufferState::next_combine_buffer(const DispatchHandle& handle, DType 
   return combine_view(state, dtype, state.call.row.hidden);
 }
 
+void BufferState::reserve_unwritten(const DispatchHandle& handle) {
+  require_sound();
+  const HandleState& state = require_handle(handle);
+  sequence_.require_received(state.dispatch);
+  sequence_.reserve(state.dispatch.half, handle.state());
+}
+
 Hook BufferState::combine(const ConstTensorView& y, const ConstTensorView& topk_weights,
                           const DispatchHandle& handle, const TensorView& out,
                           const CombineOptions& options) {

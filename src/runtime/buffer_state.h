@@ -42,6 +42,9 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
                const DispatchHandle& handle, const TensorView& out, const CombineOptions& options);
   void check();
 
+  // See recorder.h.
+  void reserve_unwritten(const DispatchHandle& handle);
+
  private:
   HandleState& require_handle(const DispatchHandle& handle) const;
   [[nodiscard]] DispatchResult make_result(const std::shared_ptr<HandleState>& handle) const;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "backend/cpu/call_recorder.h"
 #include "backend/cpu/cpu_buffer.h"
 #include "backend/cpu/row_ops.h"
 #include "tandem/error.h"
@@ -63,6 +64,10 @@ class CpuBackend final : public runtime::BackendInterface {
                   static_cast<const std::byte*>(source) + row * source_pitch,
                   static_cast<std::size_t>(row_bytes));
     }
+  }
+
+  [[nodiscard]] std::unique_ptr<runtime::Recorder> make_recorder(int) const override {
+    return make_call_recorder();
   }
 };
 

@@ -7,6 +7,7 @@
 #include "backend/cuda/cuda_buffer.h"
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/device_memory.h"
+#include "backend/cuda/graph_recorder.h"
 #include "backend/cuda/host_copy.h"
 #include "backend/cuda/kernel_params.h"
 #include "tandem/error.h"
@@ -59,6 +60,10 @@ class CudaBackend final : public runtime::BackendInterface {
                std::int64_t source_pitch, std::int64_t row_bytes, std::int64_t num_rows,
                void* stream) const override {
     copy_rows(destination, destination_pitch, source, source_pitch, row_bytes, num_rows, stream);
+  }
+
+  [[nodiscard]] std::unique_ptr<runtime::Recorder> make_recorder(int device) const override {
+    return make_graph_recorder(device);
   }
 };
 
