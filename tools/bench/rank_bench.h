@@ -11,6 +11,7 @@
 
 #include "bench/cases.h"
 #include "common/launch.h"
+#include "tandem/buffer.h"
 #include "tandem/communicator.h"
 
 namespace tandem::tools {

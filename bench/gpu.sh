@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, on built programs: checks, then the benchmark. Builds nothing and
+# needs no more than the programs, so that they may be carried to a machine with a GPU.
+#
+#   bench/gpu.sh BIN_DIR [--out DIR] [--data FILE] [--only NAME,...] [--bench-options "..."]
+#
+# BIN_DIR holds tandem, conformance_test and cuda_gpu_test (or, as a build folder of the preset cuda,
+# has them where CMake puts them). Groups of steps, in this order: gpu (the tests of cuda_gpu_test),
+# tool (tandem test-low-latency and run-layer), conformance, sanitizer (compute-sanitizer, where it
+# is installed), bench (writes DIR/h200-one-gpu.json, or as --json-name says). Every step has a time
+# limit; its output goes to DIR (default: gpu-results), a line about it to standard output, and at
+# the end a summary. Exit code 0 only if all went well.
+set -uo pipefail
+
+BIN=${1:?usage: gpu.sh BIN_DIR [--out DIR] [--data FILE] [--only NAME,...]}
+shift
+OUT=gpu-results
+DATA=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../data/moe_layer.safetensors
+ONLY=gpu,tool,conformance,sanitizer,bench
+BENCH_OPTIONS=()
+JSON_NAME=h200-one-gpu.json
+while (($#)); do
+  case $1 in
+    --out) OUT=$2 ;;
+    --data) DATA=$2 ;;
+    --only) ONLY=$2 ;;
+    --json-name) JSON_NAME=$2 ;;
+    --bench-options) read -ra BENCH_OPTIONS <<<"$2" ;;
+    *) echo "gpu.sh: unknown option $1" >&2 && exit 2 ;;
+  esac
+  shift 2
+done
+mkdir -p "$OUT"
+
+program() {
+  local path
+  for path in "$BIN/$1" "$BIN/tools/$1" "$BIN/tests/conformance/$1" "$BIN/tests/backend/$1"; do
+    [[ -f $path && -x $path ]] && echo "$path" && return
+  done
+  echo "$BIN/$1" # its step will fail, and say so
+}
+TANDEM=$(program tandem)
+export LD_LIBRARY_PATH=$BIN${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# Loading and a hardware queue for each of up to 32 ranks: docs/performance.md.
+export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+
+PASSED=0
+FAILED=()
+wanted() { [[ ,$ONLY, == *,$1,* ]]; }
+
+# step NAME SECONDS COMMAND...
+step() {
+  local name=$1 limit=$2 begin=$SECONDS status=0 log
+  shift 2
+  log=$OUT/${name//[^A-Za-z0-9_.-]/_}.log
+  timeout -k 5 "$limit" "$@" >"$log" 2>&1 </dev/null || status=$?
+  if ((status == 0)); then
+    PASSED=$((PASSED + 1))
+    printf 'ok    %4d s  %s\n' $((SECONDS - begin)) "$name"
+  else
+    FAILED+=("$name")
+    printf 'FAIL  %4d s  %s: exit code %d\n' $((SECONDS - begin)) "$name" "$status"
+    tail -n 12 "$log" | sed 's/^/      | /'
+  fi
+}
+
+sanitize() {
+  local tool=$1 ranks=$2
+  shift 2
+  step "$tool-$ranks-ranks" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 "$@" \
+    "$TANDEM" test-low-latency --backend cuda --ranks "$ranks" --tokens 5 --hidden 264 --topk 3 \
+    --experts 6 --format all --placement all --layout packed --zero-copy both --hook both \
+    --iterations 0 --timeout 60
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+
+if wanted gpu; then
+  step gpu-tests 150 "$(program cuda_gpu_test)" --gtest_color=no
+fi
+
+if wanted tool; then
+  for shape in "1 128 7168 8 64" "2 128 7168 8 64" "3 64 1000 33 50" "8 32 7168 8 288" "2 0 512 4 16"; do
+    read -r ranks tokens hidden topk experts <<<"$shape"
+    step "test-$ranks-ranks-$tokens-tokens-$hidden" 60 "$TANDEM" test-low-latency --backend cuda \
+      --ranks "$ranks" --tokens "$tokens" --hidden "$hidden" --topk "$topk" --experts "$experts" \
+      --format all --placement all --layout all --zero-copy both --hook both --iterations 5
+  done
+  step "test-uneven-masked" 60 "$TANDEM" test-low-latency --backend cuda --ranks 5 --uneven \
+    --masked 20 --tokens 40 --hidden 2048 --experts 64 --format all --placement all --layout all \
+    --zero-copy both --hook both --iterations 0
+  step "test-processes" 60 "$TANDEM" test-low-latency --backend cuda --launch processes --ranks 2 \
+    --tokens 16 --hidden 7168 --experts 64 --format all --placement all --zero-copy both \
+    --hook both --iterations 2
+  for ranks in 1 2 4 8; do
+    step "run-layer-$ranks-ranks" 60 "$TANDEM" run-layer "$DATA" --backend cuda --ranks "$ranks"
+  done
+fi
+
+if wanted conformance; then
+  TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=threads step conformance-threads 240 \
+    "$(program conformance_test)" --gtest_color=no
+fi
+
+if wanted sanitizer; then
+  if command -v compute-sanitizer >/dev/null; then
+    sanitize memcheck 1
+    sanitize memcheck 2
+    sanitize racecheck 1
+    sanitize racecheck 2
+    sanitize initcheck 2
+    sanitize synccheck 2
+  else
+    FAILED+=("compute-sanitizer is not installed")
+  fi
+fi
+
+if wanted bench; then
+  step bench 330 "$TANDEM" bench --backend cuda --data "$DATA" --json "$OUT/$JSON_NAME" \
+    "${BENCH_OPTIONS[@]}"
+  cat "$OUT/bench.log"
+fi
+
+printf '\n%d steps passed, %d failed\n' "$PASSED" "${#FAILED[@]}"
+if ((${#FAILED[@]} > 0)); then
+  printf '  %s\n' "${FAILED[@]}"
+  exit 1
+fi

@@ -1,0 +1,73 @@
+// Ranks as processes that share one GPU over CUDA IPC. First among the GPU tests: this process must
+// not have touched the GPU when it forks.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "support/exchange.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class CudaProcesses : public testing::Test {
+ protected:
+  void SetUp() override { setenv("TANDEM_TEST_LAUNCH", "processes", 1); }
+  void TearDown() override { setenv("TANDEM_TEST_LAUNCH", "threads", 1); }
+};
+
+TEST_F(CudaProcesses, ExchangeOverInterProcessMemory) {
+  std::vector<Shape> shapes;
+  for (const bool hook : {false, true}) {
+    for (const bool zero_copy : {false, true}) {
+      Shape shape{.hidden = 1000, .topk = 4, .max_tokens = 16};
+      shape.placement = hook ? Placement::kSlotted : Placement::kPacked;
+      shape.hook = hook;
+      shape.zero_copy = zero_copy;
+      shape.format = zero_copy ? Format::kFp8 : Format::kBFloat16;
+      shapes.push_back(shape);
+    }
+  }
+  run_in_turn(shapes);
+}
+
+TEST_F(CudaProcesses, BuffersComeAndGo) {
+  const Scenario scenario = make_scenario({.num_ranks = 2});
+  run_ranks(2, [&](Rank& rank) {
+    for (int round = 0; round < 4; ++round) {
+      Buffer buffer(rank.communicator(), options_for(scenario.shape));
+      Exchange exchange(rank, scenario, buffer);
+      exchange.run(buffer);
+    }
+  });
+}
+
+TEST_F(CudaProcesses, StalledProcessIsNamedAndLifeGoesOn) {
+  const Scenario scenario =
+      make_scenario({.num_experts = 2, .topk = 2, .routing = Routing::kFull});
+  run_ranks(2, [&](Rank& rank) {
+    {
+      BufferOptions options = options_for(scenario.shape);
+      options.timeout = 1s;
+      Buffer buffer(rank.communicator(), options);
+      Exchange exchange(rank, scenario, buffer);
+      rank.barrier();
+      if (rank.index() == 0) {
+        const ErrorInfo info = rank.expect_error(ErrorCode::kTimeout, {"dispatch", "rank 1"}, [&] {
+          buffer.dispatch(exchange.x(), exchange.topk_idx(), exchange.dispatch_options());
+          rank.settle(buffer);
+        });
+        rank.expect_equal(info.peer, 1, "peer");
+      }
+      rank.barrier();
+    }
+    rank.barrier();
+    Buffer buffer(rank.communicator(), options_for(scenario.shape));
+    Exchange exchange(rank, scenario, buffer);
+    exchange.run(buffer);
+  });
+}
+
+}  // namespace
+}  // namespace tandem::test
