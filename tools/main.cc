@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 
+#include "bench/command.h"
 #include "common/report.h"
 #include "info/command.h"
 #include "run_layer/command.h"
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
   std::function<int()> run;
   add_test_low_latency(app, run);
   add_run_layer(app, run);
+  add_bench(app, run);
   add_info(app, run);
   try {
     app.parse(argc, argv);
