@@ -39,8 +39,7 @@ BenchBytes bytes_moved(const BenchCase& work, std::int64_t rows) {
   const std::int64_t token_bytes = std::int64_t{work.hidden} * 2;  // bf16 in, bf16 out
   const std::int64_t sent = rows * row_bytes(work.hidden, work.format);
   const std::int64_t returned = rows * token_bytes;
-  return {.dispatch = tokens * token_bytes +
-                      sent * (work.placement == Placement::kSlotted ? 3 : 1),
+  return {.dispatch = tokens * token_bytes + sent * (work.placement == Placement::kSlotted ? 3 : 1),
           .combine = returned * (work.zero_copy ? 1 : 3) + tokens * token_bytes};
 }
 

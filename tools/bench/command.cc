@@ -50,16 +50,15 @@ struct Machine {
 
 // On a rank of its own: a process that is to be forked must not have touched a GPU.
 Machine look_at_machine(const BenchOptions& options) {
-  const std::vector<RankOutcome> outcomes =
-      run_ranks(options.launch, 1, kSetupAllowance,
-                [&](const Communicator&, const ReportFunction& report) {
-                  const auto recorder = runtime::make_recorder(options.backend, -1);
-                  const runtime::DeviceSummary device = recorder->device();
-                  report({{"name", device.name},
-                          {"num_sms", device.num_sms},
-                          {"free_bytes", device.free_bytes},
-                          {"copy_gbs", recorder->copy_gbs(kCopiedBytes)}});
-                });
+  const std::vector<RankOutcome> outcomes = run_ranks(
+      options.launch, 1, kSetupAllowance, [&](const Communicator&, const ReportFunction& report) {
+        const auto recorder = runtime::make_recorder(options.backend, -1);
+        const runtime::DeviceSummary device = recorder->device();
+        report({{"name", device.name},
+                {"num_sms", device.num_sms},
+                {"free_bytes", device.free_bytes},
+                {"copy_gbs", recorder->copy_gbs(kCopiedBytes)}});
+      });
   if (outcomes[0].reports.empty()) throw std::runtime_error(outcomes[0].error);
   const nlohmann::json& seen = outcomes[0].reports[0];
   return {.device = {.name = seen["name"],
@@ -98,8 +97,8 @@ nlohmann::json run_case(const BenchOptions& options, const Machine& machine, con
   const int operations = options.operations > 0      ? options.operations
                          : expected_us > kLongPairUs ? kLongOperations
                                                      : kOperations;
-  const int replays =
-      options.replays > 0 ? options.replays
+  const int replays = options.replays > 0
+                          ? options.replays
                           : std::clamp(static_cast<int>(kRunsUs / (expected_us * operations)),
                                        kFewestReplays, kMostReplays);
   SpinBarrier meeting(work.ranks);
@@ -133,9 +132,8 @@ nlohmann::json run_case(const BenchOptions& options, const Machine& machine, con
 void run_bench(const BenchArguments& arguments, Report& report, const Output& output) {
   const BenchOptions options = resolve(arguments);
   const bool needs_routing =
-      std::any_of(options.cases.begin(), options.cases.end(), [](const BenchCase& work) {
-        return work.routing == BenchRouting::kReal;
-      });
+      std::any_of(options.cases.begin(), options.cases.end(),
+                  [](const BenchCase& work) { return work.routing == BenchRouting::kReal; });
   const RecordedRouting recorded = needs_routing ? read_routing(options.data) : RecordedRouting{};
   const Clock::time_point begin = Clock::now();
   const Machine machine = look_at_machine(options);
@@ -180,7 +178,8 @@ void run_bench(const BenchArguments& arguments, Report& report, const Output& ou
 
 void add_bench(CLI::App& app, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand(
-      "bench", "time dispatch and combine in recordings (CUDA: captured graphs) replayed many times");
+      "bench",
+      "time dispatch and combine in recordings (CUDA: captured graphs) replayed many times");
   const auto arguments = std::make_shared<BenchArguments>();
   add_options(*command, *arguments);
   command->callback([arguments, &run] {

@@ -73,9 +73,7 @@ std::vector<BenchCase> standard_cases(const BenchArguments& arguments) {
        .tokens = {1, 8, 32, 128},
        .placements = {Placement::kSlotted},
        .zero_copy = {false}});
-  add({.ranks = {2, 8},
-       .tokens = {8, 128},
-       .routings = {BenchRouting::kHot, BenchRouting::kReal}});
+  add({.ranks = {2, 8}, .tokens = {8, 128}, .routings = {BenchRouting::kHot, BenchRouting::kReal}});
   add({.ranks = {1, 4, 16}, .tokens = {1, 8, 32, 128}, .formats = formats});
   add({.ranks = {2, 8}, .zero_copy = {false}});
   add({.ranks = {2, 8}, .placements = {Placement::kSlotted}});
@@ -93,7 +91,8 @@ std::vector<BenchCase> standard_cases(const BenchArguments& arguments) {
 }
 
 Format format_of(const std::string& word) {
-  for (const Format format : {Format::kBFloat16, Format::kFp8, Format::kFp8Pow2, Format::kFp8Ue8m0}) {
+  for (const Format format :
+       {Format::kBFloat16, Format::kFp8, Format::kFp8Pow2, Format::kFp8Ue8m0}) {
     if (word == name(format)) return format;
   }
   throw UsageError(fmt::format("'{}' is not among the formats", word));

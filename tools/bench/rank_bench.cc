@@ -30,7 +30,9 @@ std::int64_t result_rows(const BenchPlan& plan, int num_local, std::int64_t capa
              : capacity_rows;
 }
 
-int most_local_experts(const BenchCase& work) { return (work.experts + work.ranks - 1) / work.ranks; }
+int most_local_experts(const BenchCase& work) {
+  return (work.experts + work.ranks - 1) / work.ranks;
+}
 
 // First expert of a rank: contiguous, as even as possible.
 std::int64_t first_expert(const BenchCase& work, int rank) {
@@ -119,8 +121,7 @@ class Bench {
     buffer_.check();
     const std::int64_t first = first_expert(plan_.work, rank_);
     for (std::size_t local = 0; local < counts.size(); ++local) {
-      const std::int64_t expected =
-          plan_.rows_of_experts[static_cast<std::size_t>(first) + local];
+      const std::int64_t expected = plan_.rows_of_experts[static_cast<std::size_t>(first) + local];
       if (counts[local] != expected) {
         throw std::runtime_error(fmt::format("local expert {} received {} rows, not {}", local,
                                              counts[local], expected));
@@ -156,7 +157,8 @@ class Bench {
   [[nodiscard]] TensorView shaped(const Array& array) const {
     const TensorView flat = array.view();
     if (!flat.has_value() || plan_.work.layout == Layout::kPacked) return flat;
-    return {flat.data, flat.dtype,
+    return {flat.data,
+            flat.dtype,
             {buffer_.num_local_experts(), std::int64_t{plan_.work.ranks} * plan_.work.tokens,
              flat.shape[1]}};
   }
@@ -257,9 +259,8 @@ void run_bench_rank(const BenchPlan& plan, const Communicator& communicator,
   };
   const auto timed = [&](const char* what, const std::function<void()>& operation) {
     int recording = 0;
-    if (!steps.step(std::string("recording ") + what, [&] {
-          recording = bench->recorder().record(plan.operations, operation);
-        })) {
+    if (!steps.step(std::string("recording ") + what,
+                    [&] { recording = bench->recorder().record(plan.operations, operation); })) {
       return false;
     }
     std::exception_ptr failure;
@@ -286,10 +287,12 @@ void run_bench_rank(const BenchPlan& plan, const Communicator& communicator,
               if (plan.work.zero_copy) runtime::reserve_unwritten(second.handle);
               bench->combine(y, second.handle);
             }) &&
-      timed("dispatch", [&] { first = bench->dispatch(); }) && timed("pair", [&] {
-        first = bench->dispatch();
-        bench->combine(bench->outputs(first.handle), first.handle);
-      }) &&
+      timed("dispatch", [&] { first = bench->dispatch(); }) &&
+      timed("pair",
+            [&] {
+              first = bench->dispatch();
+              bench->combine(bench->outputs(first.handle), first.handle);
+            }) &&
       steps.step("counts", [&] { bench->check_counts(first); });
   if (well) report(times);
   give_up();

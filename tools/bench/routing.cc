@@ -72,8 +72,8 @@ std::vector<std::vector<std::int64_t>> make_routing(const BenchCase& work,
   return routing;
 }
 
-std::vector<std::int64_t> rows_of_experts(
-    const BenchCase& work, const std::vector<std::vector<std::int64_t>>& routing) {
+std::vector<std::int64_t> rows_of_experts(const BenchCase& work,
+                                          const std::vector<std::vector<std::int64_t>>& routing) {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(work.experts));
   for (const std::vector<std::int64_t>& selections : routing) {
     for (const std::int64_t expert : selections) {

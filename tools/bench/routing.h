@@ -27,7 +27,7 @@ std::vector<std::vector<std::int64_t>> make_routing(const BenchCase& work,
                                                     std::uint64_t seed);
 
 // Rows that each expert receives, [E].
-std::vector<std::int64_t> rows_of_experts(
-    const BenchCase& work, const std::vector<std::vector<std::int64_t>>& routing);
+std::vector<std::int64_t> rows_of_experts(const BenchCase& work,
+                                          const std::vector<std::vector<std::int64_t>>& routing);
 
 }  // namespace tandem::tools

@@ -74,8 +74,7 @@ nlohmann::json bench_row(const BenchCase& work, Launch launch, std::int64_t rows
     const Quantiles times = quantiles(slowest(outcomes, operation, "all"));
     row[key + "_us"] = rounded(times.median);
     row[key + "_p99_us"] = rounded(times.p99);
-    steady[key + "_us"] =
-        rounded(quantiles(slowest(outcomes, operation, "after_first")).median);
+    steady[key + "_us"] = rounded(quantiles(slowest(outcomes, operation, "after_first")).median);
     for (const RankOutcome& outcome : outcomes) {
       const auto own = outcome.reports.back()[operation]["all"].get<std::vector<double>>();
       per_rank[key + "_us"].push_back(rounded(quantiles(own).median));
@@ -105,8 +104,7 @@ std::string bench_line(const nlohmann::json& row) {
       row["tokens"].get<int>(), row["format"].get<std::string>(),
       row["placement"].get<std::string>(), row["staging"].get<std::string>(),
       row["routing"].get<std::string>(), row["dispatch_us"].get<double>(),
-      row["combine_us"].get<double>(), pair, row["pair_p99_us"].get<double>(), least,
-      pair / least);
+      row["combine_us"].get<double>(), pair, row["pair_p99_us"].get<double>(), least, pair / least);
 }
 
 }  // namespace tandem::tools

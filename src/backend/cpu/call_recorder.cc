@@ -36,7 +36,8 @@ class CallRecorder final : public runtime::Recorder {
     const Clock::time_point after_first = Clock::now();
     for (int call = 1; call < count; ++call) operation();
     const Clock::time_point end = Clock::now();
-    last_ = {.all_us = microseconds(end - begin), .after_first_us = microseconds(end - after_first)};
+    last_ = {.all_us = microseconds(end - begin),
+             .after_first_us = microseconds(end - after_first)};
   }
 
   runtime::RunTime finish() override { return last_; }

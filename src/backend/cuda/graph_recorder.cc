@@ -52,9 +52,8 @@ class GraphRecorder final : public runtime::Recorder {
                  "cudaStreamBeginCapture");
       operation();
       // A node of the graph: it says when the first operation has ended.
-      check_cuda(
-          cudaEventRecordWithFlags(recording.after_first, stream_, cudaEventRecordExternal),
-          "cudaEventRecordWithFlags");
+      check_cuda(cudaEventRecordWithFlags(recording.after_first, stream_, cudaEventRecordExternal),
+                 "cudaEventRecordWithFlags");
       for (int call = 1; call < count; ++call) operation();
       check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
       check_cuda(cudaGraphInstantiate(&recording.graph, graph, 0), "cudaGraphInstantiate");
@@ -104,10 +103,10 @@ class GraphRecorder final : public runtime::Recorder {
     std::vector<double> times;
     for (int copy = -kWarmingCopies; copy < kNumCopies; ++copy) {
       check_cuda(cudaEventRecord(begin_, stream_), "cudaEventRecord");
-      check_cuda(cudaMemcpyAsync(destination.get(), source.get(),
-                                 static_cast<std::size_t>(size_bytes), cudaMemcpyDeviceToDevice,
-                                 stream_),
-                 "cudaMemcpyAsync");
+      check_cuda(
+          cudaMemcpyAsync(destination.get(), source.get(), static_cast<std::size_t>(size_bytes),
+                          cudaMemcpyDeviceToDevice, stream_),
+          "cudaMemcpyAsync");
       check_cuda(cudaEventRecord(end_, stream_), "cudaEventRecord");
       check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
       if (copy >= 0) times.push_back(elapsed_us(begin_, end_));

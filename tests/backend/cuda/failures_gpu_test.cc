@@ -179,8 +179,7 @@ TEST(CudaFailures, IndexBeyondTheExpertsIsNamedAndWritesNothing) {
                           [&] { buffer.check(); });
       }
       rank.barrier();
-      const std::string report =
-          compare_received(as_none, rank.index(), result, rank.stream());
+      const std::string report = compare_received(as_none, rank.index(), result, rank.stream());
       rank.expect(report.empty(), report);
       rank.barrier();
       const DispatchResult next = sound.run(stream, true);

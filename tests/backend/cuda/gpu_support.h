@@ -27,7 +27,9 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   [[nodiscard]] cudaStream_t get() const { return stream_; }
-  void synchronise() const { require_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  void synchronise() const {
+    require_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -83,10 +85,11 @@ class Pair {
       const auto width = static_cast<std::size_t>(view.shape[dim + 1]) * size;
       const std::int64_t rows = dim == 0 ? view.shape[0] : view.shape[0] * view.shape[1];
       if (rows > 0) {
-        require_cuda(cudaMemcpy2DAsync(view.data, static_cast<std::size_t>(view.strides[dim]) * size,
-                                       y.data, width, width, static_cast<std::size_t>(rows),
-                                       cudaMemcpyDeviceToDevice, stream.get()),
-                     "cudaMemcpy2DAsync");
+        require_cuda(
+            cudaMemcpy2DAsync(view.data, static_cast<std::size_t>(view.strides[dim]) * size, y.data,
+                              width, width, static_cast<std::size_t>(rows),
+                              cudaMemcpyDeviceToDevice, stream.get()),
+            "cudaMemcpy2DAsync");
       }
       y = view;
     }

@@ -53,13 +53,12 @@ TEST(CudaGraphs, ReplayInAnyOrderMixedWithEagerCalls) {
       DispatchResult last;
       for (std::size_t i = 0; i < program.scenarios.size(); ++i) {
         last = pairs[static_cast<std::size_t>(program.scenarios[i])]->run(stream,
-                                                                         program.zero_copy[i]);
+                                                                          program.zero_copy[i]);
       }
       return last;
     };
     for (std::size_t i = 0; i < programs.size(); ++i) {
-      graphs.push_back(
-          std::make_unique<Graph>(stream, [&] { captured[i] = run(programs[i]); }));
+      graphs.push_back(std::make_unique<Graph>(stream, [&] { captured[i] = run(programs[i]); }));
     }
     std::mt19937 shared(7);  // the same choice of programs on all ranks
     std::mt19937 own(static_cast<unsigned>(rank.index()));

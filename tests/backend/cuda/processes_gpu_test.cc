@@ -44,8 +44,7 @@ TEST_F(CudaProcesses, BuffersComeAndGo) {
 }
 
 TEST_F(CudaProcesses, StalledProcessIsNamedAndLifeGoesOn) {
-  const Scenario scenario =
-      make_scenario({.num_experts = 2, .topk = 2, .routing = Routing::kFull});
+  const Scenario scenario = make_scenario({.num_experts = 2, .topk = 2, .routing = Routing::kFull});
   run_ranks(2, [&](Rank& rank) {
     {
       BufferOptions options = options_for(scenario.shape);

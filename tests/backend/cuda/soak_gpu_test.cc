@@ -38,19 +38,19 @@ TEST(CudaSoak, ThousandPairsWithRandomDelays) {
       for (const Scenario& scenario : scenarios) {
         pairs.push_back(std::make_unique<Pair>(rank, scenario, buffer));
         const TensorView out = pairs.back()->exchange().out();
-        results.emplace_back(Backend::kCuda, out.dtype,
-                             std::initializer_list<std::int64_t>{
-                                 kPairs * out.shape[0] / static_cast<int>(scenarios.size()),
-                                 out.shape[1]});
+        results.emplace_back(
+            Backend::kCuda, out.dtype,
+            std::initializer_list<std::int64_t>{
+                kPairs * out.shape[0] / static_cast<int>(scenarios.size()), out.shape[1]});
       }
       std::mt19937 random(static_cast<unsigned>(rank.index()) + 1);
       const auto slice = [&](int pair) {
         const std::size_t which = static_cast<std::size_t>(pair) % scenarios.size();
         const TensorView out = pairs[which]->exchange().out();
         TensorView slice = out;
-        slice.data = results[which].view().as<std::byte>() +
-                     pair / static_cast<int>(scenarios.size()) * out.num_elements() *
-                         size_of(out.dtype);
+        slice.data =
+            results[which].view().as<std::byte>() +
+            pair / static_cast<int>(scenarios.size()) * out.num_elements() * size_of(out.dtype);
         return slice;
       };
       rank.fence();
