@@ -29,7 +29,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kSetupAllowance{60};
+// Of the copy whose rate is the floor's: many times a cache, and as the figures to beat have it.
 constexpr std::int64_t kCopiedBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kCopiedBytesOnCpu = std::int64_t{64} << 20;
 // What the system and other programs may still take.
 constexpr double kUsableMemory = 0.9;
 
@@ -50,6 +52,7 @@ struct Machine {
 
 // On a rank of its own: a process that is to be forked must not have touched a GPU.
 Machine look_at_machine(const BenchOptions& options) {
+  const std::int64_t size = options.backend == Backend::kCpu ? kCopiedBytesOnCpu : kCopiedBytes;
   const std::vector<RankOutcome> outcomes = run_ranks(
       options.launch, 1, kSetupAllowance, [&](const Communicator&, const ReportFunction& report) {
         const auto recorder = runtime::make_recorder(options.backend, -1);
@@ -57,7 +60,7 @@ Machine look_at_machine(const BenchOptions& options) {
         report({{"name", device.name},
                 {"num_sms", device.num_sms},
                 {"free_bytes", device.free_bytes},
-                {"copy_gbs", recorder->copy_gbs(kCopiedBytes)}});
+                {"copy_gbs", recorder->copy_gbs(size)}});
       });
   if (outcomes[0].reports.empty()) throw std::runtime_error(outcomes[0].error);
   const nlohmann::json& seen = outcomes[0].reports[0];
@@ -142,7 +145,7 @@ void run_bench(const BenchArguments& arguments, Report& report, const Output& ou
                   {"command", command_line()},
                   {"copy_gbs", machine.copy_gbs}};
   output.print(fmt::format(
-      "{}: a copy of 1 GiB reads and writes {:.0f} GB/s\n"
+      "{}: a copy reads and writes {:.0f} GB/s\n"
       "Microseconds an operation, slowest rank, medians over runs; p99: of pairs; floor: of the "
       "pair's bytes at that rate\n{}",
       machine.device.name, machine.copy_gbs, bench_heading()));

@@ -36,10 +36,6 @@ int threads_of(const void* kernel) {
 
 CudaBuffer::~CudaBuffer() {
   if (view_.trace != nullptr) print_trace();
-  if (peers_ != nullptr && record_ != nullptr &&
-      std::atomic_ref(record_->written).load(std::memory_order_acquire) != 0) {
-    peers_->abandon();
-  }
   // Nothing of this rank may still run when its memory goes. Bounded by the timeout of its waits.
   if (has_last_stream_) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   peers_.reset();

@@ -41,9 +41,6 @@ class PeerMemory {
 
   [[nodiscard]] std::byte* block(int rank) const { return blocks_[rank]; }
 
-  // Teardown does not wait for the peers: one of them has failed.
-  void abandon() { abandoned_ = true; }
-
  private:
   void share_in_process(const std::vector<DeviceFacts>& facts, std::vector<bool>& reached);
   void share_between_processes(std::vector<bool>& reached);
