@@ -16,8 +16,9 @@
 
 int main(int argc, char** argv) {
   using namespace tandem::tools;  // NOLINT: this file only ties them together
-  // A hardware queue for each of up to 32 ranks that are threads on one GPU: in fewer, the operations
-  // of two ranks may wait for each other. Read when CUDA starts, so that it must be said before.
+  // A hardware queue for each of up to 32 ranks that are threads on one GPU: in fewer, the
+  // operations of two ranks may wait for each other. Read when CUDA starts, so that it must be said
+  // before.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   CLI::App app{"Expert parallelism: tokens to their experts and back."};
   app.require_subcommand(1);

@@ -128,9 +128,9 @@ void PeerMemory::share_between_processes(std::vector<bool>& reached) {
 
 PeerMemory::~PeerMemory() {
   if (bootstrap_->in_one_process()) return;  // shared ownership ends it
-  // An owner frees its block only when no peer's kernel touches it any more. A rank whose buffer has
-  // failed meets the others too, who may know nothing of it: were it to go ahead, they would meet
-  // in the midst of what it does next. A peer that is gone ends the wait at once.
+  // An owner frees its block only when no peer's kernel touches it any more. A rank whose buffer
+  // has failed meets the others too, who may know nothing of it: were it to go ahead, they would
+  // meet in the midst of what it does next. A peer that is gone ends the wait at once.
   const auto meet = [this] {
     if (abandoned_) return;
     try {
