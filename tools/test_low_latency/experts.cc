@@ -3,7 +3,6 @@
 #include <array>
 #include <cstring>
 
-#include "layout/row.h"
 #include "tandem/numeric.h"
 
 namespace tandem::tools {
@@ -37,7 +36,12 @@ float scale_of(Format format, const std::byte* row_scales, int group) {
 
 }  // namespace
 
-int num_scales(Format format, int hidden) { return layout::RowShape{hidden, format}.num_scales(); }
+// As buffer.h documents DispatchResult::scales.
+int num_scales(Format format, int hidden) {
+  if (!is_fp8(format)) return 0;
+  const int channels = format == Format::kFp8Ue8m0 ? 4 * kFp8GroupSize : kFp8GroupSize;
+  return (hidden + channels - 1) / channels;
+}
 
 void dequantise(Format format, int hidden, std::span<const std::byte> values,
                 std::span<const std::byte> scales, std::span<float> x) {

@@ -8,7 +8,6 @@
 #include "common/console.h"
 #include "common/hash.h"
 #include "common/statistics.h"
-#include "layout/row.h"
 #include "test_low_latency/experts.h"
 #include "test_low_latency/problem.h"
 
@@ -111,11 +110,13 @@ json result_of(const TestOptions& options, const Combination& combination,
   }
 
   // Each row is received once by dispatch and summed up once by combine.
-  const layout::RowShape row{shape.hidden, combination.format};
-  const std::int64_t scale_bytes = combination.format == Format::kFp8Ue8m0
-                                       ? layout::num_fp8_groups(shape.hidden)
-                                       : std::int64_t{4} * row.num_scales();
-  const std::int64_t dispatch_bytes = rows * (row.value_bytes() + scale_bytes);
+  const std::int64_t value_bytes =
+      std::int64_t{shape.hidden} * size_of(value_dtype(combination.format));
+  const std::int64_t scale_bytes =
+      combination.format == Format::kFp8Ue8m0
+          ? (shape.hidden + kFp8GroupSize - 1) / kFp8GroupSize
+          : std::int64_t{4} * num_scales(combination.format, shape.hidden);
+  const std::int64_t dispatch_bytes = rows * (value_bytes + scale_bytes);
   const std::int64_t combine_bytes = rows * shape.hidden * size_of(token_dtype(combination.format));
   const auto bandwidth = [&](std::int64_t bytes, const json& time) -> json {
     if (time.is_null() || time["median"] <= 0) return nullptr;
