@@ -32,33 +32,30 @@ class SharedCarver {
 // Stands for the memory where only its size is asked for.
 inline std::byte* nowhere() { return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 20); }
 
-// A block's place in its kernel and in the sequence of operations.
+// What a block learns first.
 struct Start {
   layout::Epoch epoch;
-  std::uint32_t ticket;  // blocks of this kernel that started before
+  std::uint32_t ticket;
 };
 
-// Takes a start ticket; the last block to start sets the counter to the next epoch (no block of
-// this kernel reads it again, and the next kernel begins after this one's end). `also`: a second
-// counter that moves along, or null.
-__device__ inline Start take_start(std::uint64_t* counter, std::uint64_t* also) {
-  const std::uint64_t before = ptx::add_relaxed_gpu(counter, 1);
-  const Start start{static_cast<layout::Epoch>(before >> 32), static_cast<std::uint32_t>(before)};
-  if (start.ticket == gridDim.x - 1) {
-    const std::uint64_t next = layout::make_word(start.epoch + 1, 0);
-    ptx::store_relaxed(counter, next);
-    if (also != nullptr) ptx::store_relaxed(also, next);
-  }
-  return start;
+// The block's place in the order of starting; the first to start publishes. Kept apart from the
+// epoch, which a plain load gives sooner.
+__device__ inline std::uint32_t take_ticket(PhaseCounter& counter) {
+  return ptx::add_relaxed_gpu(&counter.tickets, 1);
 }
 
 // Is this block the last of its kernel to get here? One thread of the block calls it after a
 // barrier: acquire-release, pairs with the same call in the other blocks, so that what they have
 // read and written happens before what the last block does next.
 __device__ inline bool is_last_done(DeviceState& state) {
-  const bool last = ptx::add_acq_rel_gpu(&state.done, 1) == gridDim.x - 1;
-  if (last) ptx::store_relaxed(&state.done, 0U);
-  return last;
+  return ptx::add_acq_rel_gpu(&state.done, 1) == gridDim.x - 1;
+}
+
+// By one thread of the last block: the next kernel finds its epochs.
+__device__ inline void move_on(DeviceState& state, layout::Epoch epoch, bool send, bool receive) {
+  state.done = 0;
+  if (send) state.send = {epoch + 1, 0};
+  if (receive) state.receive = {epoch + 1, 0};
 }
 
 // Tells the peers that all blocks of this kernel are at work: called by the last block to start.

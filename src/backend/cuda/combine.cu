@@ -11,6 +11,9 @@ namespace {
 
 constexpr Operation kOperation = Operation::kCombine;
 constexpr int kUnroll = 8;  // rows in flight per thread
+// Warps with a duty at the start, besides warp 0, which waits for headers.
+constexpr int kTicketWarp = 1;
+constexpr int kPublishingWarp = 2;
 
 // An entry (token, k): where its row lies, and what it weighs.
 union EntrySource {
@@ -23,9 +26,8 @@ struct CombineShared {
   float* weights;               // [kTileEntries]
   std::byte** peers;            // [R]
   const std::byte** row_bases;  // [R]: first row of each peer's combine region
-  Start* start;
-  HalfState* half;
-  int* flag;
+  std::uint32_t* ticket;
+  int* has_rows;
   std::int64_t size_bytes;
 
   TANDEM_HOST_DEVICE CombineShared(std::byte* storage, int num_ranks) {
@@ -33,10 +35,9 @@ struct CombineShared {
     entries = carver.take<EntrySource>(kTileEntries);
     peers = carver.take<std::byte*>(num_ranks);
     row_bases = carver.take<const std::byte*>(num_ranks);
-    start = carver.take<Start>(1);
-    half = carver.take<HalfState>(1);
+    ticket = carver.take<std::uint32_t>(1);
+    has_rows = carver.take<int>(1);
     weights = carver.take<float>(kTileEntries);
-    flag = carver.take<int>(1);
     size_bytes = carver.used();
   }
 };
@@ -218,52 +219,67 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   for (int rank = thread; rank < buffer.num_ranks; rank += kCombineThreads) {
     s.peers[rank] = buffer.blocks[rank];
   }
+  __syncthreads();
   ptx::wait_for_earlier_grids();
   stamp(buffer, 16);
 
-  // Everything that depends on nothing else is asked for at once.
-  if (thread == 0) {
-    *s.start = p.sends != 0 ? take_start(&state.send, p.receives != 0 ? &state.receive : nullptr)
-                            : take_start(&state.receive, nullptr);
+  // Everything that depends on nothing else is asked for at once, by warps of their own: the ticket,
+  // the fence that publishing needs, the entries.
+  // The words that all blocks read are read by few warps: L2 serves a line to one at a time.
+  const int warp = thread / 32;
+  layout::Epoch epoch = 0;
+  bool ok = true;
+  HalfState half;
+  if (warp == 0 || warp == kPublishingWarp) {
+    epoch = ptx::load_relaxed(p.sends != 0 ? &state.send.epoch : &state.receive.epoch);
+    ok = ptx::load_relaxed(&state.failed) == 0;
+    half = state.half[p.half];
   }
-  if (thread == 96) *s.half = state.half[p.half];
-  const bool failed_before = thread == 64 && ptx::load_relaxed(&state.failed) != 0;
+  const Arguments arguments = arguments_of(p, half);
+  if (p.sends != 0 && warp == kTicketWarp) {
+    if (thread % 32 == 0) *s.ticket = take_ticket(state.send);
+    ptx::barrier_of_warps(1, 64);
+  }
+  if (p.sends != 0 && warp == kPublishingWarp) {
+    ptx::fence(buffer.across_devices != 0);
+    ptx::barrier_of_warps(1, 64);
+    if (*s.ticket == 0 && ok) {
+      publish_ready(p, arguments, epoch, s.peers);
+      if (thread % 32 == 0) state.half[p.half].combine_epoch = epoch;
+    }
+  }
+  const bool is_first_thread = blockIdx.x == 0 && thread == 0;
+  bool has_rows = warp == 0 && is_fresh(p, half, epoch, is_first_thread);
+  if (p.receives == 0) {
+    __syncthreads();
+    if (thread == 0) move_on(state, epoch, true, false);  // the only block
+    return;
+  }
   const int padded_topk = (p.topk + kUnroll - 1) / kUnroll * kUnroll;
   const std::uint32_t tile_tokens = static_cast<std::uint32_t>(kTileEntries / padded_topk);
-  const Share share = p.receives != 0 ? share_of(p) : Share{0, 0, 0, 0};
+  const Share share = share_of(p);
   std::uint32_t tile_end = min(share.last_token, share.first_token + tile_tokens);
   load_entries(p, s, share.first_token, tile_end - share.first_token, padded_topk);
-  const bool in_publishing_warp = thread / 32 == 1;  // not the one that waits for its ticket
-  if (in_publishing_warp) ptx::fence(buffer.across_devices != 0);
-  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
-  const layout::Epoch epoch = s.start->epoch;
-  const bool leads = s.start->ticket == 0;
-  const std::byte* own = s.peers[buffer.rank];
-  const Arguments arguments = arguments_of(p, *s.half);
   stamp(buffer, 17);
-
-  if (p.sends != 0 && leads) {
-    if (in_publishing_warp) publish_ready(p, arguments, epoch, s.peers);
-    if (thread == 0) state.half[p.half].combine_epoch = epoch;
-  }
-  const bool has_rows = is_fresh(p, *s.half, epoch, leads && thread == 0);
-  if (p.receives == 0) return;
-  stamp(buffer, 18);
 
   // A block with tokens needs `ready` from their owners; it asks all ranks, and so finds out if one
   // of them calls something else.
-  bool ok = true;
-  if (share.begin < share.end && has_rows) {
+  if (share.begin < share.end && has_rows && warp == 0) {
+    const std::byte* own = s.peers[buffer.rank];
 #pragma unroll 1
-    for (int rank = thread; ok && rank < buffer.num_ranks; rank += kCombineThreads) {
-      int half = 0;
+    for (int rank = thread; ok && rank < buffer.num_ranks; rank += 32) {
+      int half_there = 0;
       ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
-                           layout::hash_arguments(arguments.values), arguments.values, &half);
-      s.row_bases[rank] = s.peers[rank] + buffer.block.combine_rows(half);
-      ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
+                           layout::hash_arguments(arguments.values), arguments.values,
+                           &half_there);
+      s.row_bases[rank] = s.peers[rank] + buffer.block.combine_rows(half_there);
+      ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of the publisher
     }
   }
+  if (thread == 0) *s.has_rows = static_cast<int>(has_rows);
+  stamp(buffer, 18);
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  has_rows = *s.has_rows != 0;
   stamp(buffer, 19);
   const auto pitch = static_cast<std::int64_t>(
       layout::round_up(p.hidden * static_cast<int>(sizeof(T)), layout::kRowAlignment));
@@ -290,11 +306,13 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   __syncthreads();
   ptx::let_next_grid_start();
   stamp(buffer, 20);
-  if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
-  __syncthreads();
-  if (*s.flag == 0) return;
+  if (warp != 0) return;  // warp 0 ends the block, and the last block the operation
+  bool last = thread == 0 && is_last_done(state);
+  last = __shfl_sync(0xffffffffU, static_cast<int>(last), 0) != 0;
+  if (!last) return;
+  if (thread == 0) move_on(state, epoch, p.sends != 0, true);
 #pragma unroll 1
-  for (int rank = thread; rank < buffer.num_ranks; rank += kCombineThreads) {
+  for (int rank = thread; rank < buffer.num_ranks; rank += 32) {
     ptx::store_relaxed(
         reinterpret_cast<layout::Word*>(s.peers[rank] + buffer.block.completed(buffer.rank)),
         layout::make_word(epoch, 0));
@@ -305,14 +323,16 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
 // Copies the valid rows of y into the combine region, then publishes `ready`.
 struct StageShared {
   RunTile tile;
-  Start* start;
+  HalfState* half;
+  layout::Epoch* epoch;
   int* flag;
   std::int64_t size_bytes;
 
   TANDEM_HOST_DEVICE explicit StageShared(std::byte* storage)
       : StageShared(SharedCarver(storage)) {}
   TANDEM_HOST_DEVICE explicit StageShared(SharedCarver carver) : tile(carver) {
-    start = carver.take<Start>(1);
+    half = carver.take<HalfState>(1);
+    epoch = carver.take<layout::Epoch>(1);
     flag = carver.take<int>(1);
     size_bytes = carver.used();
   }
@@ -326,12 +346,15 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const int thread = static_cast<int>(threadIdx.x);
   DeviceState& state = *buffer.state;
   ptx::wait_for_earlier_grids();
-  if (thread == 0) *s.start = take_start(&state.send, nullptr);
-  const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
+  if (thread == 0) {
+    *s.epoch = ptx::load_relaxed(&state.send.epoch);
+    *s.half = state.half[p.half];
+  }
+  const bool failed_before = thread == 32 && ptx::load_relaxed(&state.failed) != 0;
   if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
-  const layout::Epoch epoch = s.start->epoch;
   const std::byte* own = buffer.blocks[buffer.rank];
-  const HalfState half = state.half[p.half];
+  const layout::Epoch epoch = *s.epoch;
+  const HalfState half = *s.half;
   bool ok = true;
 #pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
@@ -340,7 +363,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
 
-  const bool has_rows = is_fresh(p, half, epoch, s.start->ticket == 0 && thread == 0);
+  const bool has_rows = is_fresh(p, half, epoch, blockIdx.x == 0 && thread == 0);
   const int first = buffer.first_of_rank[buffer.rank];
   const int num_local = has_rows ? buffer.first_of_rank[buffer.rank + 1] - first : 0;
   const BufferView::Arrays& arrays = buffer.arrays[p.half];
@@ -374,7 +397,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     ptx::fence(buffer.across_devices != 0);
     publish_ready(p, arguments_of(p, half), epoch, buffer.blocks);
   }
-  if (thread == 0) state.half[p.half].combine_epoch = epoch;
+  if (thread == 0) {
+    state.half[p.half].combine_epoch = epoch;
+    move_on(state, epoch, true, false);
+  }
 }
 
 // Rule 2 for a half that a combine has used since its dispatch ended (which waits for it
@@ -385,7 +411,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   ptx::wait_for_earlier_grids();
   if (ptx::load_relaxed(&buffer.state->failed) != 0) return;
   const layout::Epoch wanted = buffer.state->half[p.half].combine_epoch;
-  const auto next = static_cast<layout::Epoch>(ptx::load_relaxed(&buffer.state->send) >> 32);
+  const auto next = ptx::load_relaxed(&buffer.state->send.epoch);
   bool ok = true;
 #pragma unroll 1
   for (int rank = static_cast<int>(threadIdx.x); ok && rank < buffer.num_ranks;

@@ -96,10 +96,17 @@ DispatchParams CudaBuffer::dispatch_params(const runtime::DispatchCall& call,
       is_fp8(call.row.format) ? 4 * kFp8GroupSize * params.x_element_bytes : 16;
   params.chunk_bytes = static_cast<std::int32_t>(std::min<std::int64_t>(
       kChunkBytes, layout::round_up((row_bytes + chunks - 1) / chunks, unit)));
-  params.chunks_per_row =
+  const auto chunks_per_row =
       static_cast<std::uint32_t>((row_bytes + params.chunk_bytes - 1) / params.chunk_bytes);
-  // At most 2^24 tokens of 128 chunks.
-  const auto units = static_cast<std::uint32_t>(call.num_tokens) * params.chunks_per_row;
+  // Fewer tokens still: several warps share the destinations of a chunk.
+  const auto num_tokens = static_cast<std::uint32_t>(call.num_tokens);
+  while ((2 << params.log_parts) <= call.topk &&
+         (chunks_per_row << (params.log_parts + 1)) * num_tokens <=
+             static_cast<std::uint32_t>(num_blocks) * kNumWarps) {
+    ++params.log_parts;
+  }
+  params.units_per_row = chunks_per_row << params.log_parts;
+  const std::uint32_t units = num_tokens * params.units_per_row;  // 2^24 tokens of 128 chunks fit
   params.units_per_block = units / static_cast<std::uint32_t>(num_blocks);
   params.blocks_with_one_more = units % static_cast<std::uint32_t>(num_blocks);
   params.slotted = call.placement == Placement::kSlotted ? 1 : 0;

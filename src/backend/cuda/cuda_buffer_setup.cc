@@ -210,8 +210,8 @@ void CudaBuffer::fill_tables() {
   std::vector<std::byte> image(static_cast<std::size_t>(pieces.trace));
   DeviceState states[2];
   const layout::Epoch first = plan_.options.first_epoch;
-  states[0].send = layout::make_word(first, 0);
-  states[0].receive = layout::make_word(first, 0);
+  states[0].send.epoch = first;
+  states[0].receive.epoch = first;
   for (HalfState& half : states[0].half) half.combine_epoch = first - 1;
   states[1].failed = 1;  // kernels that warm up end at once
   std::memcpy(image.data() + pieces.state, states, sizeof states);

@@ -29,11 +29,11 @@ __device__ int load_expert(const DispatchParams& p, int i) {
   return index < p.buffer.num_experts ? static_cast<int>(index) : kNoSuchExpert;
 }
 
-__device__ __noinline__ void report_index(const DispatchParams& p, layout::Epoch epoch, int i) {
-  report(
-      p.buffer, kOperation, epoch,
-      {ErrorCode::kInvalidArgument, Phase::kNone, -1, p.buffer.num_experts, raw_index(p, i), i, 0},
-      false);
+__device__ __noinline__ void report_index(const DispatchParams& p, int i) {
+  report(p.buffer, kOperation, ptx::load_relaxed(&p.buffer.state->send.epoch),
+         {ErrorCode::kInvalidArgument, Phase::kNone, -1, p.buffer.num_experts, raw_index(p, i),
+          (std::int64_t{i / p.topk} << 32) | (i % p.topk), 0},
+         false);
 }
 
 // Words that one rank tells another before any row: counts, number of arrival words, header, and
@@ -99,24 +99,28 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       blockIdx.x * p.units_per_block + min(blockIdx.x, p.blocks_with_one_more);
   const std::uint32_t unit_end =
       unit_begin + p.units_per_block + (blockIdx.x < p.blocks_with_one_more ? 1U : 0U);
-  const std::uint32_t chunks_per_row = p.chunks_per_row;
-  const std::uint32_t first_token = unit_begin / chunks_per_row;
+  const std::uint32_t units_per_row = p.units_per_row;
+  const std::uint32_t first_token = unit_begin / units_per_row;
   const std::uint32_t last_token =
-      unit_end > unit_begin ? (unit_end - 1) / chunks_per_row + 1 : first_token;
+      unit_end > unit_begin ? (unit_end - 1) / units_per_row + 1 : first_token;
   const std::uint32_t tile_tokens = kTileEntries / p.topk;
   const int num_entries = p.num_tokens * p.topk;
   int tile_begin = static_cast<int>(first_token) * p.topk;
   int tile_end = static_cast<int>(min(last_token, first_token + tile_tokens)) * p.topk;
+  __syncthreads();  // the tables are zero
   ptx::wait_for_earlier_grids();
   stamp(buffer, 0);
 
   // Everything that depends on nothing else is asked for at once: ticket, rows, indices, words.
-  if (thread == 0) {
-    *s.start = take_start(&state.send, p.slotted != 0 ? nullptr : &state.receive);
-  }
+  // The words that all blocks read are read by few threads: L2 serves a line to one at a time.
+  const bool checks_peers = thread < max(32, buffer.num_ranks);
+  layout::Epoch epoch = 0;
+  std::uint32_t own_ticket = 0;
+  if (checks_peers) epoch = ptx::load_relaxed(&state.send.epoch);
+  if (thread == 0) own_ticket = take_ticket(state.send);
   ring.prefetch(unit_begin, unit_end);
   const std::byte* own = buffer.blocks[buffer.rank];
-  const bool failed_before = thread == 32 && ptx::load_relaxed(&state.failed) != 0;
+  bool ok = thread != 32 || ptx::load_relaxed(&state.failed) == 0;
   layout::Word completed = 0;
   if (thread < buffer.num_ranks) {
     completed = ptx::load_relaxed(
@@ -129,31 +133,22 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     const int i = thread + j * kNumThreads;
     experts[j] = i < num_entries ? load_expert(p, i) : -1;
   }
-  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) {
-    ring.finish();
-    return;
-  }
-  const layout::Epoch epoch = s.start->epoch;
-  const std::uint32_t ticket = s.start->ticket;
-  const bool publishes = ticket == 0;
-  const int parity = layout::parity(epoch);
-  if (ticket == gridDim.x - 1 && p.slotted == 0) publish_started(buffer, epoch, s.peers);
   stamp(buffer, 1);
 
   // Histogram of this rank's entries: all of them, and those before this block's.
-  bool ok = true;
 #pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
     if (rank < kNumThreads && layout::has_reached(layout::epoch_of(completed), epoch - 2)) continue;
     ok = wait_for_completed(buffer, {kOperation, epoch, Phase::kEnter, rank}, own,
                             epoch - 2);  // rule 1
   }
-  const bool counts_all = publishes || p.slotted != 0;
   const auto count_entry = [&](int i, int expert) {
-    if (expert == kNoSuchExpert && publishes) report_index(p, epoch, i);
-    if (i >= tile_begin && i < tile_end) s.entries[i - tile_begin].slot.expert = expert;
+    if (i >= tile_begin && i < tile_end) {
+      s.entries[i - tile_begin].slot.expert = expert;
+      if (expert == kNoSuchExpert) report_index(p, i);
+    }
     if (expert < 0) return;
-    if (counts_all) atomicAdd(&s.own[expert], 1U);
+    atomicAdd(&s.own[expert], 1U);
     if (i < tile_begin) atomicAdd(&s.before[expert], 1U);
   };
 #pragma unroll
@@ -161,16 +156,19 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     const int i = thread + j * kNumThreads;
     if (i < num_entries) count_entry(i, experts[j]);
   }
-  const int last_counted = counts_all ? num_entries : tile_end;
 #pragma unroll 1
-  for (int i = thread + kBatch * kNumThreads; i < last_counted; i += kNumThreads) {
+  for (int i = thread + kBatch * kNumThreads; i < num_entries; i += kNumThreads) {
     count_entry(i, load_expert(p, i));
   }
+  if (thread == 0) *s.start = {epoch, own_ticket};
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) {
     ring.finish();
     return;
   }
-  if (publishes) {
+  epoch = s.start->epoch;
+  const std::uint32_t ticket = s.start->ticket;
+  const int parity = layout::parity(epoch);
+  if (ticket == 0) {
     publish(p, s, epoch);
     if (thread == 0) {
       state.half[p.half].dispatch_id = p.id;
@@ -178,6 +176,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       state.half[p.half].has_rows = 0;
     }
   }
+  if (ticket == gridDim.x - 1 && p.slotted == 0) publish_started(buffer, epoch, s.peers);
   stamp(buffer, 2);
 
   // Slots: entries before the tile, and earlier ones in it, with the same expert.
@@ -224,7 +223,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     for (int i = thread; i < num; i += kNumThreads) {
       const int expert = s.entries[i].slot.expert;
       const std::uint32_t token = tile_token + static_cast<std::uint32_t>(i / p.topk);
-      const bool begins_here = token * chunks_per_row >= unit_begin;  // the row, in this block
+      const bool begins_here = token * units_per_row >= unit_begin;  // the row, in this block
       Route route = kNoRoute;
       std::byte* destination = nullptr;
       if (expert >= 0 && !overflow) {
@@ -259,7 +258,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     }
     __syncthreads();
     const std::uint32_t next_token = tile_token + static_cast<std::uint32_t>(num / p.topk);
-    ring.send(min(unit_end, next_token * chunks_per_row), tile_token,
+    ring.send(min(unit_end, next_token * units_per_row), tile_token,
               reinterpret_cast<std::byte* const*>(s.entries));
     tile_token = next_token;
     if (tile_token >= last_token) break;
@@ -280,7 +279,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   stamp(buffer, 5);
   // All threads have read their control words (the barrier after read_counts). Asked here, where
   // the answer comes while the rows are on their way.
-  if (p.slotted == 0 && thread == 0) *s.flag = static_cast<int>(is_last_done(state));
+  if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   ring.finish();
   __syncthreads();
   stamp(buffer, 6);
@@ -296,7 +295,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
         layout::make_word(epoch, 0));
   }
   stamp(buffer, 7);
-  if (p.slotted != 0) return;
+  if (p.slotted != 0) {
+    if (thread == 0 && *s.flag != 0) move_on(state, epoch, true, false);
+    return;
+  }
 
   // One block writes what the caller gets beside the rows; it is rarely the one that ends the
   // operation.
@@ -315,7 +317,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
                             *s.combine_epoch);
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
-  if (thread == 0) state.half[p.half].has_rows = overflow ? 0 : 1;
+  if (thread == 0) {
+    state.half[p.half].has_rows = overflow ? 0 : 1;
+    move_on(state, epoch, true, true);
+  }
   publish_completed(buffer, epoch, s.peers);
   stamp(buffer, 8);
 }

@@ -85,7 +85,8 @@ void throw_error(const ErrorRecord& record, const runtime::BufferPlan& plan) {
       core::refuse_capacity(excess, record.epoch);
     }
     case ErrorCode::kInvalidArgument:
-      throw Error(info, "entry " + std::to_string(record.detail) + " of topk_idx is " +
+      throw Error(info, "topk_idx[" + std::to_string(record.detail >> 32) + ", " +
+                            std::to_string(record.detail & 0xffffffff) + "] is " +
                             std::to_string(record.seen) + ", must be below num_experts = " +
                             std::to_string(record.expected) + "; it was taken as none");
     case ErrorCode::kStaleHandle:

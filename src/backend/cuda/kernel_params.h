@@ -84,8 +84,11 @@ struct DispatchParams {
   std::int32_t x_element_bytes = 2;
   std::int32_t x_aligned = 0;              // rows of x may be moved by 16-byte accesses
   std::int32_t chunk_bytes = kChunkBytes;  // of x, per unit of work
-  std::uint32_t chunks_per_row = 1;
-  // Chunks of all rows, spread over the blocks: so many each, and one more for some.
+  // A unit is a chunk and a part of its destinations: 2^log_parts parts, so that few tokens keep
+  // many warps busy. Units of all rows are spread over the blocks: so many each, and one more for
+  // some.
+  std::int32_t log_parts = 0;
+  std::uint32_t units_per_row = 1;
   std::uint32_t units_per_block = 0;
   std::uint32_t blocks_with_one_more = 0;
   std::int32_t slotted = 0;

@@ -52,8 +52,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     s.peers[rank] = buffer.blocks[rank];
   }
   ptx::wait_for_earlier_grids();
-  if (thread == 0) *s.start = take_start(&state.receive, nullptr);
-  const bool failed_before = ptx::load_relaxed(&state.failed) != 0;
+  if (thread == 0) {
+    *s.start = {ptx::load_relaxed(&state.receive.epoch), take_ticket(state.receive)};
+  }
+  const bool failed_before = thread == 32 && ptx::load_relaxed(&state.failed) != 0;
   if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
   const layout::Epoch epoch = s.start->epoch;
   const int parity = layout::parity(epoch);
@@ -187,7 +189,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   }
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   ptx::let_next_grid_start();
-  if (thread == 0) state.half[p.half].has_rows = overflow ? 0 : 1;
+  if (thread == 0) {
+    state.half[p.half].has_rows = overflow ? 0 : 1;
+    move_on(state, epoch, false, true);
+  }
   publish_completed(buffer, epoch, s.peers);
   stamp(buffer, 13);
 }

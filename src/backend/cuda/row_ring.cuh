@@ -118,10 +118,10 @@ class RowRing {
   // This warp's units are begin + its number, + kNumWarps, ... below end. Starts loading the first
   // ones.
   __device__ void prefetch(std::uint32_t begin, std::uint32_t end) {
-    const std::uint32_t chunks = params_.chunks_per_row;
+    const std::uint32_t units = params_.units_per_row;
     const std::uint32_t first = begin + threadIdx.x / 32;
     end_ = end;
-    next_ = Cursor(first, chunks);
+    next_ = Cursor(first, units);
     next_load_ = next_;
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) load_next();
@@ -132,11 +132,14 @@ class RowRing {
   __device__ void send(std::uint32_t tile_end, std::uint32_t first_token,
                        std::byte* const* destinations) {
 #pragma unroll 1
-    for (; next_.unit < tile_end; next_.advance(params_.chunks_per_row)) {
-      const int offset = static_cast<int>(next_.chunk) * params_.chunk_bytes;
+    for (; next_.unit < tile_end; next_.advance(params_.units_per_row)) {
+      const int offset = static_cast<int>(next_.unit_in_row >> params_.log_parts) * params_.chunk_bytes;
       const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
       std::byte* stage = storage_ + sent_stage_ * kChunkBytes;
       if (loads_in_bulk()) ptx::mbarrier_wait(&barriers_[sent_stage_], (sent_ / kStages) & 1U);
+      // This unit's part of the destinations: every 2^log_parts-th, from `first_k`.
+      const int first_k =
+          static_cast<int>(next_.unit_in_row & ((1U << params_.log_parts) - 1));
       std::byte* const* row_destinations =
           destinations + (next_.token - first_token) * params_.topk;
       if constexpr (kFp8) {
@@ -150,11 +153,11 @@ class RowRing {
         load_next();
         const int channels = num_bytes / static_cast<int>(sizeof(X));
         const int channel = offset / static_cast<int>(sizeof(X));
-        store(out, (channels + 15) / 16 * 16, row_destinations, channel);
+        store(out, (channels + 15) / 16 * 16, row_destinations, first_k, channel);
         store_scales(scales, channel / kFp8GroupSize, layout::num_fp8_groups(channels),
-                     row_destinations);
+                     row_destinations, first_k);
       } else {
-        store(stage, (num_bytes + 15) / 16 * 16, row_destinations, offset);
+        store(stage, (num_bytes + 15) / 16 * 16, row_destinations, first_k, offset);
         // The stage of the chunk before this one is free once that has been read.
         if (sent_ > 0 && next_load_.unit < end_) {
           ptx::bulk_wait_read<1>();
@@ -178,22 +181,22 @@ class RowRing {
   }
 
  private:
-  // A unit, as token and chunk.
+  // A unit, as token and number within its row: chunk, and which part of the destinations.
   struct Cursor {
     std::uint32_t unit = 0;
     std::uint32_t token = 0;
-    std::uint32_t chunk = 0;
+    std::uint32_t unit_in_row = 0;
 
     Cursor() = default;
-    __device__ Cursor(std::uint32_t at, std::uint32_t chunks)
-        : unit(at), token(at / chunks), chunk(at - token * chunks) {}
-    __device__ void advance(std::uint32_t chunks) {
+    __device__ Cursor(std::uint32_t at, std::uint32_t per_row)
+        : unit(at), token(at / per_row), unit_in_row(at - token * per_row) {}
+    __device__ void advance(std::uint32_t per_row) {
       unit += kNumWarps;
-      chunk += kNumWarps;
-      if (chunk >= chunks) {
-        const std::uint32_t tokens = chunk / chunks;
+      unit_in_row += kNumWarps;
+      if (unit_in_row >= per_row) {
+        const std::uint32_t tokens = unit_in_row / per_row;
         token += tokens;
-        chunk -= tokens * chunks;
+        unit_in_row -= tokens * per_row;
       }
     }
   };
@@ -202,7 +205,7 @@ class RowRing {
 
   __device__ void load_next() {
     if (next_load_.unit >= end_) return;
-    const int offset = static_cast<int>(next_load_.chunk) * params_.chunk_bytes;
+    const int offset = static_cast<int>(next_load_.unit_in_row >> params_.log_parts) * params_.chunk_bytes;
     const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
     const std::byte* source = params_.x + next_load_.token * params_.x_pitch + offset;
     const std::uint32_t number = loaded_ % kStages;
@@ -216,20 +219,21 @@ class RowRing {
                       params_.x_aligned != 0 ? 16 : params_.x_element_bytes);
     }
     ++loaded_;
-    next_load_.advance(params_.chunks_per_row);
+    next_load_.advance(params_.units_per_row);
   }
 
   __device__ void store(const std::byte* chunk, int num_bytes, std::byte* const* destinations,
-                        int offset) const {
+                        int first_k, int offset) const {
     if (ptx::kHasBulk) {
-      for (int k = lane_; k < params_.topk; k += 32) {
+      for (int k = first_k + (lane_ << params_.log_parts); k < params_.topk;
+           k += 32 << params_.log_parts) {
         if (destinations[k] != nullptr) {
           ptx::bulk_store(destinations[k] + offset, chunk, static_cast<std::uint32_t>(num_bytes));
         }
       }
       ptx::bulk_commit();
     } else {
-      for (int k = 0; k < params_.topk; ++k) {
+      for (int k = first_k; k < params_.topk; k += 1 << params_.log_parts) {
         if (destinations[k] == nullptr) continue;
         for (int i = lane_ * 16; i < num_bytes; i += 32 * 16) {
           ptx::store_once(destinations[k] + offset + i, *reinterpret_cast<const uint4*>(chunk + i));
@@ -289,28 +293,23 @@ class RowRing {
 
   // A chunk of fp8 begins at a multiple of four groups, so UE8M0 words are whole.
   __device__ void store_scales(const float* scales, int first_group, int groups,
-                               std::byte* const* destinations) const {
+                               std::byte* const* destinations, int first_k) const {
     const std::int64_t offset = params_.row.scales_offset();
-    if (params_.row.format == Format::kFp8Ue8m0) {
-      const int words = (groups + 3) / 4;
-      for (int i = lane_; i < words * params_.topk; i += 32) {
-        std::byte* row = destinations[i / words];
-        if (row == nullptr) continue;
-        const int word = i % words;
+    const bool packs = params_.row.format == Format::kFp8Ue8m0;
+    // Eight lanes to a destination: as many as a chunk has groups.
+    const int group = lane_ % kMaxGroupsPerChunk;
+    for (int k = first_k + ((lane_ / kMaxGroupsPerChunk) << params_.log_parts); k < params_.topk;
+         k += (32 / kMaxGroupsPerChunk) << params_.log_parts) {
+      if (destinations[k] == nullptr) continue;
+      std::byte* const row = destinations[k] + offset;
+      if (!packs) {
+        if (group < groups) reinterpret_cast<float*>(row)[first_group + group] = scales[group];
+      } else if (group % 4 == 0 && group < groups) {
         std::uint32_t packed = 0;
-        for (int byte = 0; byte < 4; ++byte) {
-          const int group = word * 4 + byte;
-          if (group < groups) {
-            packed |= static_cast<std::uint32_t>(to_ue8m0(scales[group])) << (8 * byte);
-          }
+        for (int byte = 0; byte < 4 && group + byte < groups; ++byte) {
+          packed |= static_cast<std::uint32_t>(to_ue8m0(scales[group + byte])) << (8 * byte);
         }
-        reinterpret_cast<std::uint32_t*>(row + offset)[first_group / 4 + word] = packed;
-      }
-    } else {
-      for (int i = lane_; i < groups * params_.topk; i += 32) {
-        std::byte* row = destinations[i / groups];
-        if (row == nullptr) continue;
-        reinterpret_cast<float*>(row + offset)[first_group + i % groups] = scales[i % groups];
+        reinterpret_cast<std::uint32_t*>(row)[(first_group + group) / 4] = packed;
       }
     }
   }

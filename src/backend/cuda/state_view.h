@@ -17,14 +17,18 @@ struct HalfState {
   std::uint32_t has_rows = 0;        // the dispatch went well: its routes may be followed
 };
 
+// Of the send or of the receive phases: with hooks they interleave.
+struct PhaseCounter {
+  layout::Epoch epoch = 0;    // of the next operation
+  std::uint32_t tickets = 0;  // blocks of the kernel at work that have started
+};
+
 struct DeviceState {
-  // Epoch of the next operation in the high half, blocks started in the low half: one atomic add
-  // gives a block its epoch and its rank in the order of starting. The last to start sets the next
-  // epoch. Send and receive phases count apart: with hooks they interleave.
-  alignas(128) std::uint64_t send = 0;
-  alignas(128) std::uint64_t receive = 0;
+  // Read by every block at its start, moved on by the last one of the kernel to be done.
+  alignas(128) PhaseCounter send;
+  alignas(128) PhaseCounter receive;
   // Blocks that have read all they need of the operation's control words. The last one ends the
-  // operation: waits for arrivals, publishes `completed`, writes 0 here.
+  // operation: waits for arrivals, publishes `completed`, moves the counters on.
   alignas(128) std::uint32_t done = 0;
   // Not 0: a wait has ended in an error; every other wait ends, and nothing is sent any more.
   alignas(128) std::uint32_t failed = 0;

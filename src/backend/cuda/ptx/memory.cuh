@@ -44,12 +44,12 @@ __device__ __forceinline__ void fence(bool across_devices) {
   }
 }
 
-__device__ __forceinline__ std::uint64_t add_relaxed_gpu(std::uint64_t* address,
-                                                         std::uint64_t value) {
-  std::uint64_t before;
-  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(address), "l"(value)
+__device__ __forceinline__ std::uint32_t add_relaxed_gpu(std::uint32_t* address,
+                                                         std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
                : "memory");
   return before;
 }
