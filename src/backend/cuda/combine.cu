@@ -11,9 +11,6 @@ namespace {
 
 constexpr Operation kOperation = Operation::kCombine;
 constexpr int kUnroll = 8;  // rows in flight per thread
-// Warps with a duty at the start, besides warp 0, which waits for headers.
-constexpr int kTicketWarp = 1;
-constexpr int kPublishingWarp = 2;
 
 // An entry (token, k): where its row lies, and what it weighs.
 union EntrySource {
@@ -26,8 +23,8 @@ struct CombineShared {
   float* weights;               // [kTileEntries]
   std::byte** peers;            // [R]
   const std::byte** row_bases;  // [R]: first row of each peer's combine region
-  std::uint32_t* ticket;
-  int* has_rows;
+  Start* start;
+  HalfState* half;
   std::int64_t size_bytes;
 
   TANDEM_HOST_DEVICE CombineShared(std::byte* storage, int num_ranks) {
@@ -35,8 +32,8 @@ struct CombineShared {
     entries = carver.take<EntrySource>(kTileEntries);
     peers = carver.take<std::byte*>(num_ranks);
     row_bases = carver.take<const std::byte*>(num_ranks);
-    ticket = carver.take<std::uint32_t>(1);
-    has_rows = carver.take<int>(1);
+    start = carver.take<Start>(1);
+    half = carver.take<HalfState>(1);
     weights = carver.take<float>(kTileEntries);
     size_bytes = carver.used();
   }
@@ -219,67 +216,55 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   for (int rank = thread; rank < buffer.num_ranks; rank += kCombineThreads) {
     s.peers[rank] = buffer.blocks[rank];
   }
-  __syncthreads();
   ptx::wait_for_earlier_grids();
   stamp(buffer, 16);
 
-  // Everything that depends on nothing else is asked for at once, by warps of their own: the ticket,
-  // the fence that publishing needs, the entries.
-  // The words that all blocks read are read by few warps: L2 serves a line to one at a time.
-  const int warp = thread / 32;
-  layout::Epoch epoch = 0;
-  bool ok = true;
-  HalfState half;
-  if (warp == 0 || warp == kPublishingWarp) {
-    epoch = ptx::load_relaxed(p.sends != 0 ? &state.send.epoch : &state.receive.epoch);
-    ok = ptx::load_relaxed(&state.failed) == 0;
-    half = state.half[p.half];
+  // Everything that depends on nothing else is asked for at once.
+  if (thread == 0) {
+    // The words that all blocks read are read by one thread: L2 serves a line to one at a time.
+    PhaseCounter& counter = p.sends != 0 ? state.send : state.receive;
+    *s.start = {ptx::load_relaxed(&counter.epoch), take_ticket(counter)};
   }
-  const Arguments arguments = arguments_of(p, half);
-  if (p.sends != 0 && warp == kTicketWarp) {
-    if (thread % 32 == 0) *s.ticket = take_ticket(state.send);
-    ptx::barrier_of_warps(1, 64);
+  if (thread == 96) *s.half = state.half[p.half];
+  const bool failed_before = thread == 64 && ptx::load_relaxed(&state.failed) != 0;
+  const int padded_topk = (p.topk + kUnroll - 1) / kUnroll * kUnroll;
+  const std::uint32_t tile_tokens = static_cast<std::uint32_t>(kTileEntries / padded_topk);
+  const Share share = p.receives != 0 ? share_of(p) : Share{0, 0, 0, 0};
+  std::uint32_t tile_end = min(share.last_token, share.first_token + tile_tokens);
+  load_entries(p, s, share.first_token, tile_end - share.first_token, padded_topk);
+  const bool in_publishing_warp = thread / 32 == 1;  // not the one that waits for its ticket
+  if (in_publishing_warp) ptx::fence(buffer.across_devices != 0);
+  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
+  const layout::Epoch epoch = s.start->epoch;
+  const std::byte* own = s.peers[buffer.rank];
+  const Arguments arguments = arguments_of(p, *s.half);
+  stamp(buffer, 17);
+
+  if (p.sends != 0 && s.start->ticket == 0) {
+    if (in_publishing_warp) publish_ready(p, arguments, epoch, s.peers);
+    if (thread == 0) state.half[p.half].combine_epoch = epoch;
   }
-  if (p.sends != 0 && warp == kPublishingWarp) {
-    ptx::fence(buffer.across_devices != 0);
-    ptx::barrier_of_warps(1, 64);
-    if (*s.ticket == 0 && ok) {
-      publish_ready(p, arguments, epoch, s.peers);
-      if (thread % 32 == 0) state.half[p.half].combine_epoch = epoch;
-    }
-  }
-  const bool is_first_thread = blockIdx.x == 0 && thread == 0;
-  bool has_rows = warp == 0 && is_fresh(p, half, epoch, is_first_thread);
+  const bool has_rows = is_fresh(p, *s.half, epoch, blockIdx.x == 0 && thread == 0);
   if (p.receives == 0) {
-    __syncthreads();
     if (thread == 0) move_on(state, epoch, true, false);  // the only block
     return;
   }
-  const int padded_topk = (p.topk + kUnroll - 1) / kUnroll * kUnroll;
-  const std::uint32_t tile_tokens = static_cast<std::uint32_t>(kTileEntries / padded_topk);
-  const Share share = share_of(p);
-  std::uint32_t tile_end = min(share.last_token, share.first_token + tile_tokens);
-  load_entries(p, s, share.first_token, tile_end - share.first_token, padded_topk);
-  stamp(buffer, 17);
+  stamp(buffer, 18);
 
   // A block with tokens needs `ready` from their owners; it asks all ranks, and so finds out if one
   // of them calls something else.
-  if (share.begin < share.end && has_rows && warp == 0) {
-    const std::byte* own = s.peers[buffer.rank];
+  bool ok = true;
+  if (share.begin < share.end && has_rows) {
 #pragma unroll 1
-    for (int rank = thread; ok && rank < buffer.num_ranks; rank += 32) {
-      int half_there = 0;
+    for (int rank = thread; ok && rank < buffer.num_ranks; rank += kCombineThreads) {
+      int half = 0;
       ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
-                           layout::hash_arguments(arguments.values), arguments.values,
-                           &half_there);
-      s.row_bases[rank] = s.peers[rank] + buffer.block.combine_rows(half_there);
-      ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of the publisher
+                           layout::hash_arguments(arguments.values), arguments.values, &half);
+      s.row_bases[rank] = s.peers[rank] + buffer.block.combine_rows(half);
+      ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
     }
   }
-  if (thread == 0) *s.has_rows = static_cast<int>(has_rows);
-  stamp(buffer, 18);
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
-  has_rows = *s.has_rows != 0;
   stamp(buffer, 19);
   const auto pitch = static_cast<std::int64_t>(
       layout::round_up(p.hidden * static_cast<int>(sizeof(T)), layout::kRowAlignment));
@@ -306,10 +291,9 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   __syncthreads();
   ptx::let_next_grid_start();
   stamp(buffer, 20);
-  if (warp != 0) return;  // warp 0 ends the block, and the last block the operation
-  bool last = thread == 0 && is_last_done(state);
-  last = __shfl_sync(0xffffffffU, static_cast<int>(last), 0) != 0;
-  if (!last) return;
+  if (thread >= 32) return;  // one warp ends the block, and the last block's the operation
+  const bool last = thread == 0 && is_last_done(state);
+  if (__shfl_sync(0xffffffffU, static_cast<int>(last), 0) == 0) return;
   if (thread == 0) move_on(state, epoch, p.sends != 0, true);
 #pragma unroll 1
   for (int rank = thread; rank < buffer.num_ranks; rank += 32) {

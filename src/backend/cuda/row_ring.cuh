@@ -133,13 +133,13 @@ class RowRing {
                        std::byte* const* destinations) {
 #pragma unroll 1
     for (; next_.unit < tile_end; next_.advance(params_.units_per_row)) {
-      const int offset = static_cast<int>(next_.unit_in_row >> params_.log_parts) * params_.chunk_bytes;
+      const int offset =
+          static_cast<int>(next_.unit_in_row >> params_.log_parts) * params_.chunk_bytes;
       const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
       std::byte* stage = storage_ + sent_stage_ * kChunkBytes;
       if (loads_in_bulk()) ptx::mbarrier_wait(&barriers_[sent_stage_], (sent_ / kStages) & 1U);
       // This unit's part of the destinations: every 2^log_parts-th, from `first_k`.
-      const int first_k =
-          static_cast<int>(next_.unit_in_row & ((1U << params_.log_parts) - 1));
+      const int first_k = static_cast<int>(next_.unit_in_row & ((1U << params_.log_parts) - 1));
       std::byte* const* row_destinations =
           destinations + (next_.token - first_token) * params_.topk;
       if constexpr (kFp8) {
@@ -205,7 +205,8 @@ class RowRing {
 
   __device__ void load_next() {
     if (next_load_.unit >= end_) return;
-    const int offset = static_cast<int>(next_load_.unit_in_row >> params_.log_parts) * params_.chunk_bytes;
+    const int offset =
+        static_cast<int>(next_load_.unit_in_row >> params_.log_parts) * params_.chunk_bytes;
     const int num_bytes = min(params_.chunk_bytes, row_bytes_ - offset);
     const std::byte* source = params_.x + next_load_.token * params_.x_pitch + offset;
     const std::uint32_t number = loaded_ % kStages;

@@ -23,11 +23,6 @@ __device__ __forceinline__ void let_next_grid_start() {
 #endif
 }
 
-// A barrier of some of a block's warps: `number` is not 0, which is __syncthreads'.
-__device__ __forceinline__ void barrier_of_warps(int number, int num_threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(num_threads) : "memory");
-}
-
 __device__ __forceinline__ std::uint64_t now_ns() {
   std::uint64_t time;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
