@@ -108,7 +108,8 @@ if wanted sanitizer; then
     sanitize memcheck 2
     sanitize racecheck 1
     sanitize racecheck 2
-    sanitize initcheck 2
+    # Rows that bulk copies write count as never written there: only reads of kernels are checked.
+  sanitize initcheck 2 --check-api-memory-access no
     sanitize synccheck 2
   else
     FAILED+=("compute-sanitizer is not installed")

@@ -175,7 +175,7 @@ TEST(CudaFailures, IndexBeyondTheExpertsIsNamedAndWritesNothing) {
       rank.barrier();
       stream.synchronise();
       if (rank.index() == 0) {
-        rank.expect_error(ErrorCode::kInvalidArgument, {"topk_idx", "5", "4711", "8"},
+        rank.expect_error(ErrorCode::kInvalidArgument, {"topk_idx[2, 1]", "4711", "8"},
                           [&] { buffer.check(); });
       }
       rank.barrier();
