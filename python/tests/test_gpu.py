@@ -98,7 +98,7 @@ def graph_rank(rank: int, ranks: int, name: str) -> None:
         captured = []
         for tokens, topk in shapes:
             x = torch.zeros(tokens, 512, dtype=torch.bfloat16, device="cuda")
-            idx = torch.zeros(tokens, topk, dtype=torch.int64, device="cuda")
+            idx = torch.full((tokens, topk), -1, dtype=torch.int64, device="cuda")
             weights = torch.zeros(tokens, topk, device="cuda")
             out = torch.zeros_like(x)
 
