@@ -61,7 +61,8 @@ def main():
     for axes, ranks in zip(panels[0], all_ranks):
         draw(axes, rows, ranks)
     panels[0][0].set_ylabel("microseconds of a dispatch and its combine")
-    panels[0][0].legend(fontsize=7, loc="upper left")
+    fullest = max(panels[0], key=lambda axes: len(axes.get_legend_handles_labels()[0]))
+    fullest.legend(fontsize=7, loc="upper left")
     first = rows[0]
     figure.suptitle(f"{data['device']}: H = {first['hidden']}, K = {first['topk']}, "
                     f"E = {first['experts']}; medians, slowest rank; dotted: the bytes at "
