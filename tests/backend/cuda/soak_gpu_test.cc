@@ -44,7 +44,7 @@ TEST(CudaSoak, ThousandPairsWithRandomDelays) {
                 kPairs * out.shape[0] / static_cast<int>(scenarios.size()), out.shape[1]});
       }
       std::mt19937 random(static_cast<unsigned>(rank.index()) + 1);
-      const auto slice = [&](int pair) {
+      const auto result_of = [&](int pair) {
         const std::size_t which = static_cast<std::size_t>(pair) % scenarios.size();
         const TensorView out = pairs[which]->exchange().out();
         TensorView slice = out;
@@ -63,7 +63,7 @@ TEST(CudaSoak, ThousandPairsWithRandomDelays) {
         current.run(stream, pair % 3 == 0);
         const TensorView out = current.exchange().out();
         if (out.num_elements() == 0) continue;
-        require_cuda(cudaMemcpyAsync(slice(pair).data, out.data,
+        require_cuda(cudaMemcpyAsync(result_of(pair).data, out.data,
                                      static_cast<std::size_t>(out.num_elements()) *
                                          static_cast<std::size_t>(size_of(out.dtype)),
                                      cudaMemcpyDeviceToDevice, stream.get()),
@@ -75,7 +75,7 @@ TEST(CudaSoak, ThousandPairsWithRandomDelays) {
       for (int pair = 0; pair < kPairs && rank.failures().empty(); ++pair) {
         const Scenario& scenario = scenarios[static_cast<std::size_t>(pair) % scenarios.size()];
         const std::string report =
-            compare_combined(scenario, rank.index(), slice(pair), rank.stream());
+            compare_combined(scenario, rank.index(), result_of(pair), rank.stream());
         rank.expect(report.empty(), "pair " + std::to_string(pair) + ": " + report);
       }
       rank.fence();
