@@ -73,7 +73,10 @@ struct BufferOptions {
   int num_threads = 1;  // CPU: threads that this rank works with; may differ per rank
 
   int device = -1;  // CUDA: device of this rank, -1: the current one; may differ per rank
-  int num_sms = 0;  // CUDA: default for operations that do not say; 0: a share of the device
+  // CUDA: multiprocessors for operations that do not say. 0: a share of the device, its number
+  // divided by the ranks on it, rounded down to a multiple of 8 from 16 on. Refused on all ranks if
+  // those on one device ask for more than it has: their kernels wait for each other.
+  int num_sms = 0;
 
   // The first operation's epoch. For tests of the wrap-around of 32-bit epochs; leave it alone.
   std::uint32_t first_epoch = 1;
@@ -126,8 +129,10 @@ struct DispatchOptions {
   TensorView recv_x = {};
   TensorView recv_scales = {};
 
-  void* stream = nullptr;  // CUDA: a cudaStream_t
-  int num_sms = 0;         // CUDA: 0: the buffer's
+  // CUDA: a cudaStream_t. Null is the calling thread's own default stream (cudaStreamPerThread),
+  // not the legacy one, on which ranks that are threads would queue behind each other.
+  void* stream = nullptr;
+  int num_sms = 0;  // CUDA: 0: the buffer's; more than the buffer's or a fair share is cut to that
 };
 
 // What arrived at this rank. With a hook, valid once the hook has run. All but x and scales lie in
@@ -208,6 +213,11 @@ class Buffer {
   // Throws the error of an operation that has failed since, if one has (GPU ranks find out here
   // without synchronising).
   void check();
+
+  // CUDA: a cudaEvent_t recorded behind the last operation (with a hook: its send phase, then the
+  // hook's), for work on other streams; recorded anew by the fourth operation after it. Null before
+  // the first, and on the CPU, where an operation is over when it returns.
+  [[nodiscard]] void* last_event() const;
 
  private:
   std::shared_ptr<runtime::BufferState> state_;  // shared with hooks, which find out if it is gone

@@ -94,6 +94,9 @@ class BackendBuffer {
 
   // Throws the error of an operation that has failed, if one has.
   virtual void check() = 0;
+
+  // Buffer::last_event.
+  [[nodiscard]] virtual void* last_event() const { return nullptr; }
 };
 
 class BackendInterface {

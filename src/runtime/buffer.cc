@@ -50,5 +50,6 @@ Hook Buffer::combine(ConstTensorView y, ConstTensorView topk_weights, const Disp
 }
 
 void Buffer::check() { require(state_).check(); }
+void* Buffer::last_event() const { return require(state_).last_event(); }
 
 }  // namespace tandem

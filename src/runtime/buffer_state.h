@@ -41,6 +41,7 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   Hook combine(const ConstTensorView& y, const ConstTensorView& topk_weights,
                const DispatchHandle& handle, const TensorView& out, const CombineOptions& options);
   void check();
+  [[nodiscard]] void* last_event() const { return backend_->last_event(); }
 
   // See recorder.h.
   void reserve_unwritten(const DispatchHandle& handle);

@@ -39,7 +39,7 @@ CudaBuffer::~CudaBuffer() {
   // Nothing of this rank may still run when its memory goes. Bounded by the timeout of its waits.
   if (has_last_stream_) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   peers_.reset();
-  for (cudaEvent_t event : {eager_event_, captured_event_}) {
+  for (cudaEvent_t event : events_) {
     if (event != nullptr) warn_cuda(cudaEventDestroy(event), "cudaEventDestroy");
   }
   if (reset_stream_ != nullptr) warn_cuda(cudaStreamDestroy(reset_stream_), "cudaStreamDestroy");
@@ -223,9 +223,9 @@ void CudaBuffer::follow(cudaStream_t stream) {
     if (last_was_captured_) {
       // Joins the capture of the last call, if that is still going on; if it is not, its graph's
       // place in the sequence is the caller's.
-      if (cudaStreamWaitEvent(stream, captured_event_, 0) != cudaSuccess) (void)cudaGetLastError();
+      if (cudaStreamWaitEvent(stream, last_event_, 0) != cudaSuccess) (void)cudaGetLastError();
     } else if (status == cudaStreamCaptureStatusNone) {
-      check_cuda(cudaStreamWaitEvent(stream, eager_event_, 0), "cudaStreamWaitEvent");
+      check_cuda(cudaStreamWaitEvent(stream, last_event_, 0), "cudaStreamWaitEvent");
     }
   }
   last_stream_ = stream;
@@ -238,8 +238,9 @@ void CudaBuffer::leave(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
   last_was_captured_ = status == cudaStreamCaptureStatusActive;
-  check_cuda(cudaEventRecord(last_was_captured_ ? captured_event_ : eager_event_, stream),
-             "cudaEventRecord");
+  last_event_ = events_[next_event_];
+  next_event_ = (next_event_ + 1) % events_.size();
+  check_cuda(cudaEventRecord(last_event_, stream), "cudaEventRecord");
 }
 
 void CudaBuffer::check() {

@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -29,6 +30,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::byte* own_block() override { return peers_->block(plan_.rank); }
   [[nodiscard]] runtime::HandleArrays handle_arrays(int half) override;
   void check() override;
+  [[nodiscard]] void* last_event() const override { return last_event_; }
 
  private:
   // What a rank needs of its own beside the block, in one allocation.
@@ -67,9 +69,10 @@ class CudaBuffer final : public runtime::BackendBuffer {
   cudaStream_t last_stream_ = nullptr;
   bool has_last_stream_ = false;
   bool last_was_captured_ = false;
-  cudaEvent_t eager_event_ = nullptr;     // of the last call outside of captures
-  cudaEvent_t captured_event_ = nullptr;  // of the last call in one
-  cudaStream_t reset_stream_ = nullptr;   // clears the device's side of the error record
+  cudaEvent_t last_event_ = nullptr;  // recorded behind the last call; events_ take turns
+  std::array<cudaEvent_t, 4> events_{};
+  std::size_t next_event_ = 0;
+  cudaStream_t reset_stream_ = nullptr;  // clears the device's side of the error record
 };
 
 }  // namespace tandem::cuda

@@ -152,8 +152,9 @@ void CudaBuffer::allocate() {
   record_memory_ = allocate_mapped_host(device_, sizeof(ErrorRecord));
   record_ = new (record_memory_.get()) ErrorRecord();
   prepare_host_copies(device_);
-  for (cudaEvent_t* event : {&eager_event_, &captured_event_}) {
-    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  for (cudaEvent_t& event : events_) {
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+               "cudaEventCreateWithFlags");
   }
   check_cuda(cudaStreamCreateWithFlags(&reset_stream_, cudaStreamNonBlocking),
              "cudaStreamCreateWithFlags");
@@ -236,19 +237,26 @@ void CudaBuffer::fill_tables() {
 // The kernels of ranks that share a GPU wait for each other, so they must fit side by side, one
 // block to a multiprocessor. The default is a rank's share, rounded down to a multiple of 8.
 void CudaBuffer::choose_blocks(const std::vector<DeviceFacts>& facts) {
-  int sharers = 0;
   const DeviceFacts& own = facts[plan_.rank];
+  const auto shares_device = [&own](const DeviceFacts& peer) {
+    return std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) == 0;
+  };
+  const auto sharers = static_cast<int>(std::count_if(facts.begin(), facts.end(), shares_device));
+  const int share = std::max(1, num_sms_ / sharers);
+  int wanted = 0;
   for (const DeviceFacts& peer : facts) {
-    if (std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) == 0) ++sharers;
+    if (!shares_device(peer)) continue;
+    wanted += peer.chosen_blocks > 0 ? peer.chosen_blocks : share;
   }
-  if (sharers > num_sms_) {
-    throw Error(ErrorCode::kInvalidArgument, std::to_string(sharers) + " ranks share CUDA device " +
-                                                 std::to_string(device_) + ", which has " +
-                                                 std::to_string(num_sms_) +
-                                                 " multiprocessors; every rank needs one at least");
+  if (wanted > num_sms_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the " + std::to_string(sharers) + " ranks on CUDA device " +
+                    std::to_string(device_) + " ask for " + std::to_string(wanted) +
+                    " multiprocessors in all (num_sms, or a share of at least one), it has " +
+                    std::to_string(num_sms_));
   }
-  most_blocks_ = std::min(kMaxBlocks, num_sms_ / sharers);
-  default_blocks_ = most_blocks_ >= 16 ? most_blocks_ / 8 * 8 : most_blocks_;
+  most_blocks_ = std::min(kMaxBlocks, std::max(share, plan_.options.num_sms));
+  default_blocks_ = std::min(kMaxBlocks, share >= 16 ? share / 8 * 8 : share);
 }
 
 void CudaBuffer::warm_up() {
