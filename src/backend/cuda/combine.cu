@@ -63,7 +63,6 @@ __device__ void publish_ready(const CombineParams& p, const Arguments& arguments
     entered = wait_for_completed(buffer, {kOperation, epoch, Phase::kEnter, rank},
                                  peers[buffer.rank], epoch - 2);
   }
-  __syncwarp();
   if (__all_sync(0xffffffffU, static_cast<int>(entered)) == 0) return;
 #pragma unroll 1
   for (int rank = lane; rank < buffer.num_ranks; rank += 32) {
@@ -78,7 +77,6 @@ __device__ void publish_ready(const CombineParams& p, const Arguments& arguments
             arguments.values[which]);
     }
   }
-  __syncwarp();
 }
 
 // The handle's dispatch is the one that this half holds; else, reported, there is nothing to send.
@@ -266,7 +264,6 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
       ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
     }
   }
-  __syncwarp();
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 19);
   const auto pitch = static_cast<std::int64_t>(
