@@ -193,13 +193,9 @@ void CudaBuffer::allocate() {
 
   // Control words of before the first epoch, so that none is taken for a fresh one.
   const layout::Epoch first = plan_.options.first_epoch;
-  std::vector<layout::Word> control(
+  const std::vector<layout::Word> control(
       static_cast<std::size_t>(plan_.block.control_bytes()) / sizeof(layout::Word),
-      layout::make_word(first - 3, 0));
-  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-    control[static_cast<std::size_t>(plan_.block.completed(rank)) / sizeof(layout::Word)] =
-        layout::make_word(first - 1, 0);
-  }
+      layout::make_word(first - 1, 0));
   check_cuda(cudaMemcpy(block_.get(), control.data(), control.size() * sizeof(layout::Word),
                         cudaMemcpyHostToDevice),
              "cudaMemcpy");
