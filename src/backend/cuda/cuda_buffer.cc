@@ -37,12 +37,16 @@ int threads_of(const void* kernel) {
 CudaBuffer::~CudaBuffer() {
   if (view_.trace != nullptr) print_trace();
   // Nothing of this rank may still run when its memory goes. Bounded by the timeout of its waits.
-  if (has_last_stream_) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  int device_before = device_;
+  warn_cuda(cudaGetDevice(&device_before), "cudaGetDevice");
+  warn_cuda(cudaSetDevice(device_), "cudaSetDevice");
+  if (last_stream_ != nullptr) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   peers_.reset();
   for (cudaEvent_t event : events_) {
     if (event != nullptr) warn_cuda(cudaEventDestroy(event), "cudaEventDestroy");
   }
   if (reset_stream_ != nullptr) warn_cuda(cudaStreamDestroy(reset_stream_), "cudaStreamDestroy");
+  warn_cuda(cudaSetDevice(device_before), "cudaSetDevice");
 }
 
 runtime::HandleArrays CudaBuffer::handle_arrays(int half) {
@@ -58,10 +62,14 @@ runtime::HandleArrays CudaBuffer::handle_arrays(int half) {
 void CudaBuffer::acquire_combine_half(int half) {
   check();
   if (!combined_[half]) return;
+  const DeviceScope scope(device_);
   CombineParams params;
   params.buffer = view_;
   params.half = half;
-  launch(acquire_kernel(), &params, 1, last_stream_);
+  void* const stream = dispatch_streams_[half];
+  follow(stream_of(stream));
+  launch(acquire_kernel(), &params, 1, stream);
+  leave(stream_of(stream));
 }
 
 int CudaBuffer::blocks_for(int asked) const {
@@ -134,12 +142,14 @@ DispatchParams CudaBuffer::dispatch_params(const runtime::DispatchCall& call,
 
 void CudaBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage) {
   check();
+  const DeviceScope scope(device_);
   cudaStream_t const stream = stream_of(call.stream);
   follow(stream);
   const int num_blocks = blocks_for(call.num_sms);
   const DispatchParams params = dispatch_params(call, num_blocks);
   const bool slotted = call.placement == Placement::kSlotted;
   combined_[call.half] = false;
+  dispatch_streams_[call.half] = call.stream;
   if (runtime::sends(stage)) {
     launch(dispatch_kernel_for(call.row.format, call.x.dtype), &params, num_blocks, call.stream);
   }
@@ -183,6 +193,7 @@ CombineParams CudaBuffer::combine_params(const runtime::CombineCall& call, int n
 
 void CudaBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage) {
   check();
+  const DeviceScope scope(device_);
   cudaStream_t const stream = stream_of(call.stream);
   follow(stream);
   const int num_blocks = blocks_for(call.num_sms);
@@ -217,7 +228,7 @@ void CudaBuffer::launch(const void* kernel, const void* params, int num_blocks, 
 
 // Makes `stream` wait for the last call, if that was on another one.
 void CudaBuffer::follow(cudaStream_t stream) {
-  if (has_last_stream_ && stream != last_stream_) {
+  if (last_event_ != nullptr && stream != last_stream_) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
     if (last_was_captured_) {
@@ -229,7 +240,6 @@ void CudaBuffer::follow(cudaStream_t stream) {
     }
   }
   last_stream_ = stream;
-  has_last_stream_ = true;
 }
 
 // Records the end of a call for the next one. Not left to the next one: the caller may destroy the

@@ -65,9 +65,9 @@ class CudaBuffer final : public runtime::BackendBuffer {
   BufferView view_;  // as the kernels get it
   ErrorRecord* record_ = nullptr;
 
-  bool combined_[layout::kNumHalves] = {};  // since the half's dispatch
+  bool combined_[layout::kNumHalves] = {};           // since the half's dispatch
+  void* dispatch_streams_[layout::kNumHalves] = {};  // of the halves' dispatches
   cudaStream_t last_stream_ = nullptr;
-  bool has_last_stream_ = false;
   bool last_was_captured_ = false;
   cudaEvent_t last_event_ = nullptr;  // recorded behind the last call; events_ take turns
   std::array<cudaEvent_t, 4> events_{};
