@@ -132,6 +132,7 @@ class RankLayer {
     double time_us = 0;
     const auto wait = [&] {
       memory_.synchronise();
+      buffer_.check();
       time_us = us_since(start);
     };
     const bool on_cpu = memory_.backend() == Backend::kCpu;

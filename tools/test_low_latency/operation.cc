@@ -97,4 +97,9 @@ void Operation::combine(int round) {
                                   {.return_hook = combination_.hook, .stream = memory_.stream()});
 }
 
+void Operation::settle() {
+  memory_.synchronise();
+  buffer_.check();
+}
+
 }  // namespace tandem::tools

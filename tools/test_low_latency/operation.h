@@ -33,6 +33,9 @@ class Operation {
   void take_combine_buffer(int round);  // zero-copy: where y goes
   void combine(int round);
 
+  // Waits until what was launched has ended; throws its error if it failed.
+  void settle();
+
   // What the round's dispatch gave. Rounds share recv_x: read one's before the next dispatch.
   [[nodiscard]] const DispatchResult& received(int round) const { return rounds_[round].received; }
   [[nodiscard]] const TensorView& y(int round) const { return rounds_[round].y; }

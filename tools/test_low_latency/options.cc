@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <limits>
 
@@ -33,6 +34,12 @@ std::vector<bool> choose_switch(const std::string& word) {
   return {word == "on"};
 }
 
+// Few enough that something is left to dispatch.
+int default_masked(const TestArguments& arguments) {
+  const std::int64_t selections = std::int64_t{arguments.tokens} * arguments.topk;
+  return static_cast<int>(std::min<std::int64_t>(10, selections / 4));
+}
+
 }  // namespace
 
 void add_options(CLI::App& app, TestArguments& arguments) {
@@ -54,10 +61,10 @@ void add_options(CLI::App& app, TestArguments& arguments) {
   choice("--backend", arguments.backend, {"cpu", "cuda"}, "where ranks compute");
   number("--ranks", arguments.ranks, 1, kMaxRanks, "number of ranks");
   choice("--launch", arguments.launch, {"threads", "processes"}, "what a rank is");
-  number("--tokens", arguments.tokens, 0, kMany, "tokens of each rank");
+  number("--tokens", arguments.tokens, 0, 1 << 24, "tokens of each rank");
   number("--hidden", arguments.hidden, 1, kMaxHidden, "channels of a token");
   number("--topk", arguments.topk, 1, kMaxTopk, "experts that a token selects");
-  number("--experts", arguments.experts, 1, kMany, "experts over all ranks");
+  number("--experts", arguments.experts, 1, 1 << 20, "experts over all ranks");
   choice("--format", arguments.format,
          {"bf16", "fp16", "fp32", "fp8", "fp8-pow2", "fp8-ue8m0", "all"}, "dispatched rows");
   choice("--placement", arguments.placement, {"packed", "slotted", "all"},
@@ -68,7 +75,10 @@ void add_options(CLI::App& app, TestArguments& arguments) {
   choice("--hook", arguments.hook, {"on", "off", "both"}, "split sending from receiving");
   app.add_flag("--uneven", arguments.uneven,
                "other numbers of tokens (0 among them) and experts on every rank");
-  number("--masked", arguments.masked, 0, kMany, "selections of each rank set to -1");
+  app.add_option("--masked", arguments.masked,
+                 "selections of each rank set to -1\n(default: 10, at most a quarter of them)")
+      ->check(CLI::Range(0, kMany))
+      ->take_last();
   app.add_option("--iterations", arguments.iterations,
                  "timed iterations of each combination; 0: only check\n(default: up to 50, as fit "
                  "in half a second)")
@@ -109,7 +119,7 @@ TestOptions resolve(const TestArguments& arguments) {
                    .topk = arguments.topk,
                    .experts = arguments.experts,
                    .uneven = arguments.uneven,
-                   .masked = arguments.masked,
+                   .masked = arguments.masked >= 0 ? arguments.masked : default_masked(arguments),
                    .map_seed = arguments.seed};
   if (arguments.iterations >= 0) options.iterations = arguments.iterations;
   options.timeout = std::chrono::nanoseconds(

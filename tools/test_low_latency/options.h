@@ -31,7 +31,7 @@ struct TestArguments {
   std::string zero_copy = "both";
   std::string hook = "both";
   bool uneven = false;
-  int masked = 10;
+  int masked = -1;  // -1: 10, or a quarter of the selections if those are fewer
   int iterations = -1;
   double timeout_s = 30;
   std::uint64_t seed = 1;

@@ -132,7 +132,8 @@ class CombinationRun {
   }
 
   // Downloads what came back, judges it and wipes it: the next round must write it anew.
-  void read_combined(const Operation& operation, RoundCheck& check) const {
+  void read_combined(Operation& operation, RoundCheck& check) const {
+    operation.settle();
     const TensorView out = operation.out();
     std::vector<std::byte> host(size(out.num_elements()) * size(size_of(out.dtype)));
     memory_.download(host.data(), out);
@@ -143,8 +144,9 @@ class CombinationRun {
 
   // Downloads what arrived, judges it, gives each expert's rows to the simulated expert, and wipes
   // them: what a later dispatch leaves out must not look right.
-  void check_and_compute(const Operation& operation, int round,
-                         const reference::RankOutput& arrival, RoundCheck& check) const {
+  void check_and_compute(Operation& operation, int round, const reference::RankOutput& arrival,
+                         RoundCheck& check) const {
+    operation.settle();
     const DispatchResult& received = operation.received(round);
     check.metadata(memory_.download<std::int32_t>(received.counts),
                    memory_.download<std::int64_t>(received.offsets),

@@ -9,9 +9,7 @@
 
 namespace tandem::tools {
 
-// A rank's findings about one combination, as reported (see rank_report.h for the members).
-//
-// Scenarios share problem sizes. The first is timed where `timed`; hashes are compared for all.
+// Scenarios share a shape and differ in their seeds. The first is timed, if any is.
 struct TestPlan {
   const TestOptions& options;
   const std::vector<Scenario>& scenarios;

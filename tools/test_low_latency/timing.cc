@@ -32,7 +32,7 @@ Samples OperationTimer::run(int iterations) {
 void OperationTimer::part(std::string_view what, const std::function<void()>& work) {
   if (memory_.backend() == Backend::kCpu) return work();
   lockstep_.substep(what, work);
-  lockstep_.substep(what, [&] { memory_.synchronise(); });
+  lockstep_.substep(what, [&] { operation_.settle(); });
 }
 
 void OperationTimer::run_once(Samples& samples) {

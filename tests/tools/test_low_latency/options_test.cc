@@ -56,6 +56,12 @@ TEST(TestOptions, EveryNumberArrives) {
   EXPECT_TRUE(options.shape.uneven);
 }
 
+TEST(TestOptions, MaskLeavesSomethingUnlessAskedForMore) {
+  EXPECT_EQ(parse("--tokens 1").shape.masked, 2);
+  EXPECT_EQ(parse("--tokens 0").shape.masked, 0);
+  EXPECT_EQ(parse("--tokens 1 --masked 8").shape.masked, 8);
+}
+
 TEST(TestOptions, BackendAndLaunchArrive) {
   EXPECT_EQ(parse("--backend cuda").backend, Backend::kCuda);
   EXPECT_EQ(parse("--launch processes").launch, Launch::kProcesses);
