@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tools/command.h"
 
@@ -24,7 +26,8 @@ const std::string kSmall =
 std::set<std::string> shared_memory_names() {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(entry.path().filename());
+    const std::string name = entry.path().filename();
+    if (name.find("tandem") != std::string::npos) names.insert(name);  // others' come and go
   }
   return names;
 }
@@ -57,76 +60,112 @@ TEST(Processes, RunLayerIsTheSameAsInThreads) {
   EXPECT_EQ(processes["results"].at(0)["hash"], run_command(run).json()["results"].at(0)["hash"]);
 }
 
+// Has it used more processor time than set-up takes?
+bool is_at_work(pid_t process) {
+  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  const std::size_t end = line.rfind(')');
+  if (end == std::string::npos) return false;
+  std::istringstream fields(line.substr(end + 1));
+  std::string skipped;
+  for (int field = 3; field < 14; ++field) fields >> skipped;
+  long user_ticks = 0;  // field 14, of 10 ms
+  fields >> user_ticks;
+  return user_ticks > 20;
+}
+
+// Three ranks that time one combination and will not end by themselves.
+class EndlessRun {
+ public:
+  EndlessRun()
+      : command_({"test-low-latency",
+                  "--json",
+                  "-",
+                  "--launch",
+                  "processes",
+                  "--ranks",
+                  "3",
+                  "--tokens",
+                  "64",
+                  "--hidden",
+                  "1024",
+                  "--topk",
+                  "4",
+                  "--experts",
+                  "8",
+                  "--format",
+                  "bf16",
+                  "--placement",
+                  "packed",
+                  "--layout",
+                  "packed",
+                  "--zero-copy",
+                  "on",
+                  "--iterations",
+                  "100000000",
+                  "--timeout",
+                  "2"}) {}
+
+  // The process of rank 1, once it is at work; -1 if that takes more than a minute.
+  [[nodiscard]] pid_t rank_1() const {
+    const auto deadline = Clock::now() + std::chrono::seconds(60);
+    while (Clock::now() < deadline) {
+      const std::vector<pid_t> ranks = command_.children();  // forked in the order of ranks
+      if (ranks.size() == 3 && is_at_work(ranks[1])) return ranks[1];
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // nothing depends on it
+    }
+    return -1;
+  }
+
+  // Waits for the end and expects failures, those of rank 1's peers naming it, with `reason`.
+  json expect_failure(const std::string& reason) {
+    const CommandResult result = command_.wait();
+    EXPECT_EQ(result.exit_code, 1);
+    const json object = result.json();
+    EXPECT_EQ(object["ok"], false);
+    bool named_by_peer = false;
+    for (const json& failure : object["failures"]) {
+      const std::string message = failure["message"];
+      named_by_peer =
+          named_by_peer || (failure["rank"] != 1 && message.find("rank 1") != std::string::npos &&
+                            message.find(reason) != std::string::npos);
+      EXPECT_EQ(failure["combination"], "bf16 packed packed zero-copy");
+    }
+    EXPECT_TRUE(named_by_peer) << object["failures"].dump(2);
+    return object["failures"];
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  RunningCommand command_;
+};
+
 TEST(Processes, KilledRankIsNamedByItsPeersAndLeavesNothing) {
   const std::set<std::string> before = shared_memory_names();
-  RunningCommand command({"test-low-latency",
-                          "--json",
-                          "-",
-                          "--launch",
-                          "processes",
-                          "--ranks",
-                          "3",
-                          "--tokens",
-                          "64",
-                          "--hidden",
-                          "1024",
-                          "--topk",
-                          "4",
-                          "--experts",
-                          "8",
-                          "--format",
-                          "bf16",
-                          "--placement",
-                          "packed",
-                          "--layout",
-                          "packed",
-                          "--zero-copy",
-                          "on",
-                          "--iterations",
-                          "100000000",
-                          "--timeout",
-                          "2"});
-  // Ranks are at work once they have used some processor time: far beyond what set-up takes.
-  const auto busy = [](pid_t process) {
-    std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
-    std::string line;
-    std::getline(stat, line);
-    const std::size_t end = line.rfind(')');
-    if (end == std::string::npos) return false;
-    std::istringstream fields(line.substr(end + 1));
-    std::string skipped;
-    for (int field = 3; field < 14; ++field) fields >> skipped;
-    long user_ticks = 0;
-    fields >> user_ticks;
-    return user_ticks > 20;
-  };
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  std::vector<pid_t> ranks;
-  while (ranks.size() < 3 || !busy(ranks[1])) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // polls; nothing depends on it
-    ranks = command.children();
-  }
+  EndlessRun run;
+  const pid_t rank_1 = run.rank_1();
+  ASSERT_GT(rank_1, 0);
   const auto killed_at = std::chrono::steady_clock::now();
-  ASSERT_EQ(kill(ranks[1], SIGKILL), 0);  // forked in the order of ranks
-  const CommandResult result = command.wait();
+  ASSERT_EQ(kill(rank_1, SIGKILL), 0);
+  const json failures = run.expect_failure("");
   EXPECT_LT(std::chrono::steady_clock::now() - killed_at, std::chrono::seconds(30));
-  EXPECT_EQ(result.exit_code, 1);
-  const json object = result.json();
-  EXPECT_EQ(object["ok"], false);
-  bool killed_told = false;
-  bool named_by_peer = false;
-  for (const json& failure : object["failures"]) {
-    const std::string message = failure["message"];
-    killed_told =
-        killed_told || (failure["rank"] == 1 && message.find("signal 9") != std::string::npos);
-    named_by_peer =
-        named_by_peer || (failure["rank"] != 1 && message.find("rank 1") != std::string::npos);
-    EXPECT_EQ(failure["combination"], "bf16 packed packed zero-copy");
-  }
-  EXPECT_TRUE(killed_told) << object["failures"].dump(2);
-  EXPECT_TRUE(named_by_peer) << object["failures"].dump(2);
+  const bool told = std::any_of(failures.begin(), failures.end(), [](const json& failure) {
+    return failure["rank"] == 1 &&
+           failure["message"].get<std::string>().find("signal 9") != std::string::npos;
+  });
+  EXPECT_TRUE(told) << failures.dump(2);
   EXPECT_EQ(shared_memory_names(), before);
+}
+
+TEST(Processes, StalledRankIsNamedWithTheTimeoutThatWasAskedFor) {
+  EndlessRun run;
+  const pid_t rank_1 = run.rank_1();
+  ASSERT_GT(rank_1, 0);
+  ASSERT_EQ(kill(rank_1, SIGSTOP), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // the stall: longer than 2 s
+  ASSERT_EQ(kill(rank_1, SIGCONT), 0);
+  run.expect_failure("of 2000 ms");
 }
 
 }  // namespace

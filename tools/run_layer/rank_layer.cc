@@ -106,6 +106,7 @@ class RankLayer {
     const auto counts = memory_.download<std::int32_t>(received_.counts);
     report.tokens_per_expert.assign(counts.begin(), counts.end());
     report.num_tokens = num_tokens_;
+    report.timeout_s = std::chrono::duration<double>(buffer_.options().timeout).count();
     const auto out = memory_.download<float>(out_);
     const auto own = [&](const std::vector<float>& all) {
       return std::span(all).subspan(size(first_) * size(hidden_), out.size());

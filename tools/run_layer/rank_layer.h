@@ -18,6 +18,7 @@ struct RankLayerReport {
   std::vector<std::int64_t> experts;                        // ids of the local experts
   std::vector<std::int64_t> tokens_per_expert;              // rows received by each
   std::int64_t num_tokens = 0;                              // its own
+  double timeout_s = 0;                                     // of the buffer
   double max_abs_error = 0;                                 // against the file's y
   double sum_abs_error = 0;
   double max_relative_error = 0;  // the same by the token's largest |y|
@@ -26,8 +27,8 @@ struct RankLayerReport {
   std::vector<std::string> errors;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankLayerReport, dispatch_us, experts_us, combine_us, experts,
-                                   tokens_per_expert, num_tokens, max_abs_error, sum_abs_error,
-                                   max_relative_error, bitwise_equal, hash, errors)
+                                   tokens_per_expert, num_tokens, timeout_s, max_abs_error,
+                                   sum_abs_error, max_relative_error, bitwise_equal, hash, errors)
 
 struct LayerPlan {
   const LayerOptions& options;

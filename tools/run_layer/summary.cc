@@ -127,6 +127,7 @@ class Summary {
                    {"hook", false},
                    {"routing", plan_.input.routing},
                    {"iterations", options.iterations},
+                   {"timeout_s", reports_.empty() ? 0 : reports_.front().timeout_s},
                    {"dispatch_us", slowest(reports_, &RankLayerReport::dispatch_us)},
                    {"experts_us", slowest(reports_, &RankLayerReport::experts_us)},
                    {"combine_us", slowest(reports_, &RankLayerReport::combine_us)},
