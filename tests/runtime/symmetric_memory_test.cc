@@ -92,14 +92,6 @@ TEST_P(SymmetricMemories, OfDifferentSizesAreRefusedOnAllRanks) {
 
 TEST_P(SymmetricMemories, LeaveNothingBehindAfterFiftyCycles) {
   run(GetParam(), 2, [](const Communicator& communicator) {
-    // Ranks that are threads look in turn: looking opens a file, which another would count.
-    const auto in_turn = [&](const auto& look) {
-      for (int turn = 0; turn < communicator.size(); ++turn) {
-        communicator.barrier();
-        if (turn == communicator.rank()) look();
-      }
-      communicator.barrier();
-    };
     std::int64_t mapped_before = 0;
     int descriptors_before = 0;
     // Ranks that are threads share a process: one that counts would see what another has open to
