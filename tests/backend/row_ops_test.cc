@@ -22,6 +22,7 @@ using Bytes = std::vector<std::byte>;
 constexpr std::byte kGuard{0xa5};
 constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
 constexpr Format kFp8Formats[] = {Format::kFp8, Format::kFp8Pow2, Format::kFp8Ue8m0};
+constexpr StoreKind kStoreKinds[] = {StoreKind::kCached, StoreKind::kWhole, StoreKind::kStreaming};
 
 std::vector<int> hidden_sizes() {
   std::vector<int> sizes;
@@ -249,7 +250,7 @@ TEST_P(RowOps, ZeroAndQuietGroupsKeepTheirSigns) {
 }
 
 TEST_P(RowOps, ScatterWritesEveryDestinationAndNothingElse) {
-  for (const StoreKind kind : {StoreKind::kCached, StoreKind::kStreaming}) {
+  for (const StoreKind kind : kStoreKinds) {
     for (const Format format :
          {Format::kBFloat16, Format::kFloat32, Format::kFp8, Format::kFp8Ue8m0}) {
       const DType dtype = is_fp8(format) ? DType::kBFloat16 : value_dtype(format);
@@ -301,7 +302,7 @@ TEST_P(RowOps, StreamingScatterOnLinesIsExact) {
 TEST_P(RowOps, CopiesAnySizeAtAnyAlignment) {
   Bytes source(3000);
   for (std::byte& byte : source) byte = static_cast<std::byte>(random_());
-  for (const StoreKind kind : {StoreKind::kCached, StoreKind::kStreaming}) {
+  for (const StoreKind kind : kStoreKinds) {
     for (const std::size_t size : {0, 1, 15, 16, 63, 64, 65, 127, 128, 200, 1000, 2600}) {
       for (const std::size_t to : {0, 1, 16, 63}) {
         for (const std::size_t from : {0, 2, 33}) {

@@ -41,7 +41,7 @@ core::ReceiveShape CpuBuffer::shape_of(const runtime::DispatchCall& call) const 
 }
 
 StoreKind CpuBuffer::store_kind(std::int64_t num_bytes) const {
-  return num_bytes * plan_.num_ranks > kStreamingBytes ? StoreKind::kStreaming : StoreKind::kCached;
+  return num_bytes * plan_.num_ranks > kStreamingBytes ? StoreKind::kStreaming : cached_stores();
 }
 
 void CpuBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage) {
@@ -144,7 +144,10 @@ void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& con
   const int parity = layout::parity(context.epoch);
   const bool packed = call.placement == Placement::kPacked;
   const std::int64_t pitch = call.row.pitch();
-  const StoreKind stores = store_kind(static_cast<std::int64_t>(half.selections.size()) * pitch);
+  const StoreKind stores =
+      is_fp8(call.row.format)
+          ? cached_stores()
+          : store_kind(static_cast<std::int64_t>(half.selections.size()) * pitch);
 
   for (const int peer : all_ranks_) {
     // The header was acquired in await_headers; a landing half follows from the epoch alone.

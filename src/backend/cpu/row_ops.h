@@ -14,11 +14,17 @@
 
 namespace tandem::cpu {
 
-// Bytes copied with ordinary stores, or with stores that pass the cache: the latter pay once what
-// is written outgrows the cache, and hurt when the reader comes soon. `streaming` needs
-// finish_streaming() before anything is published. Any alignment and size; fastest at 64-byte
-// multiples.
-enum class StoreKind : std::uint8_t { kCached, kStreaming };
+// How bytes are written. Any alignment and size; fastest at 64-byte multiples.
+enum class StoreKind : std::uint8_t {
+  kCached,     // ordinary stores
+  kWhole,      // the processor's own copy, one destination after the other
+  kStreaming,  // past the cache: pays once what is written outgrows it, hurts when the reader comes
+               // soon; needs finish_streaming() before anything is published
+};
+
+// kCached or kWhole, whichever this processor is faster with.
+[[nodiscard]] StoreKind cached_stores();
+
 void copy_bytes(std::byte* destination, const std::byte* source, std::size_t num_bytes,
                 StoreKind kind);
 
@@ -31,8 +37,7 @@ void finish_streaming();
 void encode_row(const void* x, DType x_dtype, const layout::RowShape& row, std::byte* out);
 
 // encode_row to each of `destinations`, reading x and computing once: how a token reaches its K
-// rows. kStreaming as in copy_bytes; fp8 rows are written with ordinary stores whatever `kind`
-// says.
+// rows. fp8 rows know no kStreaming: they are written as with kCached.
 void scatter_row(const void* x, DType x_dtype, const layout::RowShape& row,
                  std::span<std::byte* const> destinations, StoreKind kind);
 
