@@ -1,6 +1,6 @@
 #include "runtime/agreement.h"
 
-#include <cstring>
+#include <algorithm>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -38,22 +38,31 @@ std::vector<std::pair<std::string, std::string>> parse(std::string_view text) {
   return options;
 }
 
+std::optional<Failure> lowest_failure(Bootstrap& bootstrap, const std::optional<Failure>& own) {
+  const std::vector<std::byte> message = own ? encode(*own) : std::vector<std::byte>{};
+  for (const std::vector<std::byte>& outcome : bootstrap.all_gather(message)) {
+    if (outcome.empty()) continue;
+    if (auto failure = decode_failure(outcome)) return failure;
+    throw Error(ErrorCode::kMismatch, "a rank answered a set-up step with an unknown message");
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
-void share_error(Bootstrap& bootstrap, const std::optional<Error>& own) {
-  // Empty: no error. Else a byte of code, then the text.
-  std::string message;
-  if (own) message = std::string(1, static_cast<char>(own->code())) + own->what();
-  const std::vector<std::vector<std::byte>> all = bootstrap.all_gather(bytes_of(message));
-  if (own) throw *own;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].empty()) continue;
-    const std::string text = text_of(all[rank]);
-    throw Error(ErrorInfo{.code = static_cast<ErrorCode>(text.front()),
-                          .phase = Phase::kSetup,
-                          .peer = static_cast<int>(rank)},
-                "rank " + std::to_string(rank) + " failed: " + text.substr(1));
+void agree(Bootstrap& bootstrap, const std::optional<Failure>& own) {
+  if (const std::optional<Failure> failure = lowest_failure(bootstrap, own)) failure->raise();
+}
+
+void agree(Bootstrap& bootstrap, const std::optional<Error>& own) {
+  std::optional<Failure> failure;
+  if (own) {
+    failure = setup_failure(own->code(), bootstrap.rank(),
+                            "rank " + std::to_string(bootstrap.rank()) + " failed: " + own->what());
   }
+  failure = lowest_failure(bootstrap, failure);
+  if (own) throw *own;
+  if (failure) failure->raise();
 }
 
 void require_same_options(Bootstrap& bootstrap, const BufferOptions& options) {

@@ -2,22 +2,26 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "runtime/bootstrap.h"
+#include "runtime/failure.h"
 #include "tandem/buffer.h"
 #include "tandem/error.h"
 
 namespace tandem::runtime {
 
-// Exchanges this rank's error, if it has one. Throws it where there is one; on other ranks, throws
-// the lowest failed rank's error under its own code, naming that rank.
-void share_error(Bootstrap& bootstrap, const std::optional<Error>& own);
+// Collective: every rank says whether its part of a step went well. If one did not, all ranks throw
+// the failure of the lowest rank that failed.
+void agree(Bootstrap& bootstrap, const std::optional<Failure>& own);
+
+// The same for an error that a rank's step has thrown: this rank throws it again, the others say
+// whose it was.
+void agree(Bootstrap& bootstrap, const std::optional<Error>& own);
 
 // Collective. Runs `step` and returns its value if it succeeded on every rank.
 template <typename Step>
-auto agree(Bootstrap& bootstrap, Step&& step) {
+auto agree(Bootstrap& bootstrap, Step&& step) -> decltype(step()) {
   std::optional<decltype(step())> value;
   std::optional<Error> error;
   try {
@@ -25,7 +29,7 @@ auto agree(Bootstrap& bootstrap, Step&& step) {
   } catch (const Error& caught) {
     error = caught;
   }
-  share_error(bootstrap, error);
+  agree(bootstrap, error);
   return std::move(*value);
 }
 

@@ -95,13 +95,4 @@ std::optional<Failure> decode_failure(std::span<const std::byte> bytes) {
                  .message = std::string(reinterpret_cast<const char*>(text.data()), text.size())};
 }
 
-void agree(Bootstrap& bootstrap, const std::optional<Failure>& own) {
-  const std::vector<std::byte> message = own ? encode(*own) : std::vector<std::byte>{};
-  for (const auto& outcome : bootstrap.all_gather(message)) {
-    if (outcome.empty()) continue;
-    if (const auto failure = decode_failure(outcome)) failure->raise();
-    throw Error(ErrorCode::kMismatch, "a rank answered a set-up step with an unknown message");
-  }
-}
-
 }  // namespace tandem::runtime

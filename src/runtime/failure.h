@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/bootstrap.h"
 #include "tandem/error.h"
 
 namespace tandem::runtime {
@@ -37,9 +36,5 @@ std::string list_ranks(std::span<const int> ranks);
 // For the bootstrap's messages. decode refuses what encode cannot have written: nullopt.
 std::vector<std::byte> encode(const Failure& failure);
 std::optional<Failure> decode_failure(std::span<const std::byte> bytes);
-
-// Collective: every rank says whether its part of a step went well. If one did not, all ranks throw
-// the failure of the lowest rank that failed.
-void agree(Bootstrap& bootstrap, const std::optional<Failure>& own);
 
 }  // namespace tandem::runtime

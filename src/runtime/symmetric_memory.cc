@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/failure.h"
+#include "runtime/agreement.h"
 #include "runtime/memory_limit.h"
 
 namespace tandem::runtime {
