@@ -1,0 +1,71 @@
+# shellcheck shell=bash
+# ./dev setup: Debian packages, each with what needs it.
+
+help setup <<'EOF'
+./dev setup [build] [test] [lint] [bench] [python] [--list] [--json]
+Installs the packages that the purposes named (default: all) need and this machine lacks, with apt
+as root or through sudo. Does nothing, quickly, where all are there. --list prints the packages and
+what each is for. Other commands call it by themselves for what they need.
+EOF
+
+# Debian packages, each with what needs it: build (the library and the command), test, lint, bench,
+# python.
+PACKAGES=(
+  "g++ build" "cmake build" "ninja-build build" "git build"
+  "libhwy-dev build" "libcli11-dev build" "nlohmann-json3-dev build" "libspdlog-dev build"
+  "libfmt-dev build" "ccache test" "libgtest-dev test" "libgmock-dev test"
+  "librapidcheck-dev test" "gcovr test"
+  "clang-format-14 lint" "shellcheck lint" "cppcheck lint"
+  "libbenchmark-dev bench" "libhwloc-dev bench" "openmpi-bin bench" "libopenmpi-dev bench"
+  "libucx-dev bench" "python3 bench" "python3-matplotlib bench"
+  "python3-venv python" "python3-dev python"
+)
+
+installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
+
+# Packages for the purposes given (all if none) that are not installed, one a line.
+missing_packages() {
+  local entry
+  for entry in "${PACKAGES[@]}"; do
+    if (($# == 0)) || [[ " $* " == *" ${entry#* } "* ]]; then
+      installed "${entry% *}" || echo "${entry% *}"
+    fi
+  done
+}
+
+install_packages() {
+  local sudo=()
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null || die "needs root or sudo to install: $*"
+    sudo=(sudo)
+  fi
+  printf 'Installing %s\n' "$*" >&2
+  logged build/setup.log "${sudo[@]}" apt-get update -qq
+  logged build/setup.log "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -o DPkg::Lock::Timeout=600 install -qq -y --no-install-recommends "$@" </dev/null
+}
+
+# Installs what the purposes given still lack; returns at once where there is nothing to do.
+ensure() {
+  command -v dpkg-query >/dev/null ||
+    { step "not Debian: expecting the libraries of './dev setup --list' to be here" && return; }
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]} == 0)) || install_packages "${missing[@]}"
+}
+
+cmd_setup() {
+  parse setup "--list --json" "$@"
+  if [[ ${OPT_list:-false} == true ]]; then
+    printf '%s\n' "${PACKAGES[@]}"
+    return
+  fi
+  local missing
+  mapfile -t missing < <(missing_packages "${ARGS[@]}")
+  ensure "${ARGS[@]}"
+  if [[ $JSON == true ]]; then
+    json_object ok true installed "$(json_list "${missing[@]}")"
+  elif ((${#missing[@]} == 0)); then
+    step "everything is installed"
+  fi
+}
