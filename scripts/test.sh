@@ -136,10 +136,10 @@ cmd_coverage() {
   build_preset coverage
   run_ctest coverage >&2
   step "count covered lines"
-  local options=(--root . --filter src/ --exclude src/backend/cuda/ --json-summary
-    build/coverage/summary.json -j "$JOBS" build/coverage)
+  local options=(--root . --filter src/ --exclude src/backend/cuda/ -j "$JOBS"
+    --txt build/coverage/report.txt --json-summary build/coverage/summary.json build/coverage)
   if [[ ${OPT_html:-false} == true ]]; then options+=(--html-details build/coverage/index.html); fi
-  gcovr "${options[@]}" >build/coverage/report.txt
+  gcovr "${options[@]}"
   local percent
   percent=$(sed -nE 's/^TOTAL .* ([0-9]+)%.*/\1/p' build/coverage/report.txt)
   if [[ $JSON == true ]]; then

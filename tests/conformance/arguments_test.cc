@@ -256,6 +256,53 @@ TEST(Arguments, ChannelsMayNotBeStrided) {
   });
 }
 
+TEST(Arguments, RowsMayNotOverlapNorLieBetweenElements) {
+  expect_refused({}, [](Rank& rank, Buffer& buffer, Exchange& exchange) {
+    ConstTensorView overlapping = exchange.x();
+    overlapping.strides[0] = 63;
+    rank.expect_error(kRefused, {"x", "63", "64"}, [&] {
+      buffer.dispatch(overlapping, exchange.topk_idx(), exchange.dispatch_options());
+    });
+    const Array longer(backend_under_test(), DType::kBFloat16, {9, 64});
+    const ConstTensorView between(longer.view().as<std::byte>() + 1, DType::kBFloat16, {8, 64});
+    rank.expect_error(kRefused, {"x", "aligned"}, [&] {
+      buffer.dispatch(between, exchange.topk_idx(), exchange.dispatch_options());
+    });
+  });
+}
+
+TEST(Arguments, IndicesAndWeightsMayNotHaveGaps) {
+  expect_refused({}, [](Rank& rank, Buffer& buffer, Exchange& exchange) {
+    const Array wide(backend_under_test(), DType::kInt64, {8, 3});
+    ConstTensorView indices = wide;
+    indices.shape[1] = 2;
+    rank.expect_error(kRefused, {"topk_idx", "3", "row-major"},
+                      [&] { buffer.dispatch(exchange.x(), indices, exchange.dispatch_options()); });
+  });
+  expect_combine_refused({}, [](Rank& rank, Buffer& buffer, Exchange& exchange) {
+    const Array wide(backend_under_test(), DType::kFloat32, {8, 3});
+    ConstTensorView weights = wide;
+    weights.shape[1] = 2;
+    rank.expect_error(kRefused, {"topk_weights", "3", "row-major"}, [&] {
+      buffer.combine(exchange.staged_y(), weights, exchange.result().handle, exchange.out(),
+                     exchange.combine_options());
+    });
+  });
+}
+
+// One distance between rows is all that a padded y may have: experts may not be further apart.
+TEST(Arguments, ExpertsOfAPaddedOutputMayNotHaveGapsBetweenThem) {
+  expect_combine_refused({.num_experts = 4}, [](Rank& rank, Buffer& buffer, Exchange& exchange) {
+    const Array taller(backend_under_test(), DType::kBFloat16, {2, 17, 64});
+    ConstTensorView y = taller;
+    y.shape[1] = 16;
+    rank.expect_error(kRefused, {"y", "1088", "evenly spaced"}, [&] {
+      buffer.combine(y, exchange.topk_weights(), exchange.result().handle, exchange.out(),
+                     exchange.combine_options());
+    });
+  });
+}
+
 // A packed send waits for its peers, which a hook's send must not.
 TEST(Arguments, PackedPlacementWithAHookIsRefused) {
   expect_refused({}, [](Rank& rank, Buffer& buffer, Exchange& exchange) {
@@ -280,6 +327,11 @@ TEST(Arguments, TensorToReceiveIntoGoesWithSlottedPlacementOnly) {
         const Array wrong_type(backend_under_test(), DType::kFloat16, {4, 16, 64});
         options.recv_x = wrong_type;
         rank.expect_error(kRefused, {"recv_x", "fp16"},
+                          [&] { buffer.dispatch(exchange.x(), exchange.topk_idx(), options); });
+        options = exchange.dispatch_options();
+        const Array scales(backend_under_test(), DType::kFloat32, {4, 16, 1});
+        options.recv_scales = scales;
+        rank.expect_error(kRefused, {"recv_scales", "bf16"},
                           [&] { buffer.dispatch(exchange.x(), exchange.topk_idx(), options); });
       });
   expect_refused({}, [](Rank& rank, Buffer& buffer, Exchange& exchange) {
@@ -307,6 +359,14 @@ TEST(Arguments, WhatTheBufferWasNotMadeForIsRefused) {
     rank.expect_error(kRefused, {"row_alignment", "0"},
                       [&] { buffer.dispatch(exchange.x(), exchange.topk_idx(), options); });
   });
+  expect_refused(
+      {.placement = Placement::kSlotted}, [](Rank& rank, Buffer& buffer, Exchange& exchange) {
+        DispatchOptions options = exchange.dispatch_options();
+        options.placement = Placement::kPacked;
+        options.recv_x = {};
+        rank.expect_error(kRefused, {"packed_placement = false"},
+                          [&] { buffer.dispatch(exchange.x(), exchange.topk_idx(), options); });
+      });
 }
 
 TEST(Arguments, BufferWithoutCombineRefusesIt) {
