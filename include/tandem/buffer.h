@@ -15,14 +15,16 @@
 //
 // Errors. Wrong arguments are refused by an Error with kInvalidArgument before anything is sent,
 // and the buffer stays usable; so with kOrder, kStaleHandle and (on every rank alike) kCapacity.
-// After kTimeout or kMismatch the buffer is failed: every later call repeats that error as
-// kFailedBuffer. A failed buffer can be destroyed; nothing is left behind.
+// After kTimeout, kPeerLost or kMismatch the buffer is failed on every rank: all get the same error
+// in that or their next operation, and every later call repeats it as kFailedBuffer, until all have
+// called recover(). A failed buffer can be destroyed; nothing is left behind.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tandem/communicator.h"
@@ -70,6 +72,9 @@ struct BufferOptions {
   static constexpr std::chrono::nanoseconds kForever = std::chrono::nanoseconds::max();
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
 
+  // CPU: what becomes of an operation in which a rank misses the timeout (docs/failures.md).
+  OnTimeout on_timeout = OnTimeout::kFail;
+
   int num_threads = 1;  // CPU: threads that this rank works with; may differ per rank
 
   int device = -1;  // CUDA: device of this rank, -1: the current one; may differ per rank
@@ -109,6 +114,10 @@ class DispatchHandle {
   explicit DispatchHandle(std::shared_ptr<runtime::HandleState> state) : state_(std::move(state)) {}
   explicit operator bool() const { return state_ != nullptr; }
   [[nodiscard]] const std::shared_ptr<runtime::HandleState>& state() const { return state_; }
+
+  // Who took part, by rank, as of the last phase of its dispatch or combine that has run on this
+  // rank: false for a rank that was masked then, also one that was lost in that very phase.
+  [[nodiscard]] std::vector<bool> active() const;
 
  private:
   std::shared_ptr<runtime::HandleState> state_;
@@ -209,6 +218,35 @@ class Buffer {
   // Returns the hook if asked for one, else an empty one.
   Hook combine(ConstTensorView y, ConstTensorView topk_weights, const DispatchHandle& handle,
                TensorView out, const CombineOptions& options = {});
+
+  // --- Losing ranks and finding them again (CPU; kUnsupported elsewhere). docs/failures.md ---
+  //
+  // A masked rank is neither written to nor waited for. Its experts contribute nothing: what selects
+  // them is dropped like a negative index, weights are not renormalised, and a token whose experts
+  // are all masked gives zeros. All ranks that are not masked go on with the same mask at any time.
+
+  // By rank: true for a rank that takes part, false for one that is masked.
+  [[nodiscard]] std::vector<bool> active() const;
+
+  // Masks a rank, on all ranks from their next operation at the latest; called by any active rank,
+  // between operations. Nothing if it is masked already. Refused for the own rank.
+  void mask(int rank);
+
+  // Lets a masked rank take part again, on all ranks from the same operation on, at most three
+  // later; called by any active rank, between operations. Nothing if it is active already. kOrder
+  // unless that rank waits in recover().
+  void unmask(int rank);
+
+  // After a failure: a new start, collective over the active ranks. Waits for all of them, masks
+  // those that have ended or do not come within the timeout, and returns who is active. Handles of
+  // earlier dispatches are stale, hooks that have not run are void. Called while nothing has
+  // failed, it makes the operations of peers fail, since they have to come here too. A rank that is
+  // masked waits here until an active one calls unmask() for it (kTimeout if none does).
+  std::vector<bool> recover();
+
+  // Why a rank was lost or operations have failed, as agreed between the ranks; empty if the last
+  // change of who takes part was none of the kind.
+  [[nodiscard]] std::optional<Error> last_loss() const;
 
   // Throws the error of an operation that has failed since, if one has (GPU ranks find out here
   // without synchronising).

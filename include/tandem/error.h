@@ -23,8 +23,9 @@ enum class ErrorCode : std::uint8_t {
   kUnreachable,      // peers cannot load from and store to each other's memory
   kUnsupported,      // not available here (backend not built, no device)
   kResource,         // the system refused memory, a descriptor, a thread or a process
-  kPeerLost,         // a peer left during set-up
+  kPeerLost,         // a peer has ended or destroyed its end: during set-up, or while waited for
   kFailedBuffer,     // an earlier operation on this buffer failed; the message repeats its error
+  kMasked,           // this rank has been masked by its peers; recover() lets it back
 };
 
 std::string_view name(ErrorCode code);
@@ -53,12 +54,15 @@ class Error : public std::runtime_error {
       : Error(ErrorInfo{.code = code}, message, where) {}
 
   [[nodiscard]] const ErrorInfo& info() const noexcept { return info_; }
+  // The bare message: what() has code and facts around it.
+  [[nodiscard]] const std::string& message() const noexcept { return message_; }
   [[nodiscard]] ErrorCode code() const noexcept { return info_.code; }
   [[nodiscard]] int peer() const noexcept { return info_.peer; }
   [[nodiscard]] const std::source_location& where() const noexcept { return where_; }
 
  private:
   ErrorInfo info_;
+  std::string message_;
   std::source_location where_;
 };
 

@@ -54,6 +54,11 @@ enum class Layout : std::uint8_t { kPadded = 0, kPacked = 1 };
 
 enum class Backend : std::uint8_t { kCpu = 0, kCuda = 1 };
 
+// What becomes of an operation in which a rank does not come within the timeout, or has ended.
+//   kFail: it fails on every rank; recover() makes a new start.
+//   kMask: the rank is masked, and the operation ends without it.
+enum class OnTimeout : std::uint8_t { kFail = 0, kMask = 1 };
+
 // The two collective operations, and none (in errors of set-up and bookkeeping).
 enum class Operation : std::uint8_t { kNone = 0, kDispatch = 1, kCombine = 2 };
 
@@ -65,7 +70,8 @@ enum class Phase : std::uint8_t {
   kHeader = 3,      // waiting for a peer's header and counts
   kRows = 4,        // waiting for a peer's rows (dispatch: arrived)
   kReady = 5,       // waiting for a peer's expert outputs (combine: ready)
-  kCombineHalf = 6  // waiting until peers have read the half of the combine region to be reused
+  kCombineHalf = 6,  // waiting until peers have read the half of the combine region to be reused
+  kMembership = 7    // waiting for peers to take note of who takes part, or to recover
 };
 
 inline constexpr int kMaxHidden = 65536;  // channels; also bounds a row to 256 KiB
@@ -106,6 +112,7 @@ std::string_view name(Format format);
 std::string_view name(Placement placement);
 std::string_view name(Layout layout);
 std::string_view name(Backend backend);
+std::string_view name(OnTimeout on_timeout);
 std::string_view name(Operation operation);
 std::string_view name(Phase phase);
 

@@ -33,6 +33,6 @@ std::string compose(const ErrorInfo& info, const std::string& message) {
 }  // namespace
 
 Error::Error(const ErrorInfo& info, const std::string& message, std::source_location where)
-    : std::runtime_error(compose(info, message)), info_(info), where_(where) {}
+    : std::runtime_error(compose(info, message)), info_(info), message_(message), where_(where) {}
 
 }  // namespace tandem

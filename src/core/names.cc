@@ -39,21 +39,25 @@ std::string_view name(Backend backend) {
   return pick(std::array<std::string_view, 2>{"cpu", "cuda"}, backend);
 }
 
+std::string_view name(OnTimeout on_timeout) {
+  return pick(std::array<std::string_view, 2>{"fail", "mask"}, on_timeout);
+}
+
 std::string_view name(Operation operation) {
   return pick(std::array<std::string_view, 3>{"none", "dispatch", "combine"}, operation);
 }
 
 std::string_view name(Phase phase) {
-  return pick(std::array<std::string_view, 7>{"none", "set-up", "enter", "header", "rows", "ready",
-                                              "combine half"},
+  return pick(std::array<std::string_view, 8>{"none", "set-up", "enter", "header", "rows", "ready",
+                                              "combine half", "membership"},
               phase);
 }
 
 std::string_view name(ErrorCode code) {
   return pick(
-      std::array<std::string_view, 11>{"invalid argument", "capacity", "order", "stale handle",
+      std::array<std::string_view, 12>{"invalid argument", "capacity", "order", "stale handle",
                                        "timeout", "mismatch", "unreachable", "unsupported",
-                                       "resource", "peer lost", "failed buffer"},
+                                       "resource", "peer lost", "failed buffer", "masked"},
       code);
 }
 

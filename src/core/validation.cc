@@ -169,6 +169,7 @@ std::vector<std::pair<std::string, std::string>> agreed_options(const BufferOpti
       {"combine", flag(options.combine)},
       {"padded_layout", flag(options.padded_layout)},
       {"capacity_rows", std::to_string(options.capacity_rows)},
+      {"on_timeout", std::string(name(options.on_timeout))},
       {"first_epoch", std::to_string(options.first_epoch)},
       {"expert_owners.size()", std::to_string(options.expert_owners.size())},
   };

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "core/expert_map.h"
 #include "layout/block.h"
@@ -94,6 +96,14 @@ class BackendBuffer {
 
   // Throws the error of an operation that has failed, if one has.
   virtual void check() = 0;
+
+  // Losing ranks and finding them again: as Buffer's of the same names. recover leaves the backend
+  // as it was when made, but for the epoch.
+  virtual void mask(int rank) = 0;
+  virtual void unmask(int rank) = 0;
+  virtual void recover() = 0;
+  [[nodiscard]] virtual std::vector<bool> active() const = 0;
+  [[nodiscard]] virtual std::optional<Error> last_loss() const { return {}; }
 
   // Buffer::last_event.
   [[nodiscard]] virtual void* last_event() const { return nullptr; }

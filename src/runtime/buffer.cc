@@ -13,6 +13,11 @@ runtime::BufferState& require(const std::shared_ptr<runtime::BufferState>& state
 
 }  // namespace
 
+std::vector<bool> DispatchHandle::active() const {
+  if (state_ == nullptr) throw Error(ErrorCode::kInvalidArgument, "the handle is empty");
+  return state_->active;
+}
+
 Buffer::Buffer(const Communicator& communicator, const BufferOptions& options)
     : state_(std::make_shared<runtime::BufferState>(communicator, options)) {}
 Buffer::~Buffer() = default;
@@ -48,6 +53,12 @@ Hook Buffer::combine(ConstTensorView y, ConstTensorView topk_weights, const Disp
                      TensorView out, const CombineOptions& options) {
   return require(state_).combine(y, topk_weights, handle, out, options);
 }
+
+void Buffer::mask(int rank) { require(state_).mask(rank); }
+void Buffer::unmask(int rank) { require(state_).unmask(rank); }
+std::vector<bool> Buffer::recover() { return require(state_).recover(); }
+std::vector<bool> Buffer::active() const { return require(state_).active(); }
+std::optional<Error> Buffer::last_loss() const { return require(state_).last_loss(); }
 
 void Buffer::check() { require(state_).check(); }
 void* Buffer::last_event() const { return require(state_).last_event(); }

@@ -6,24 +6,9 @@
 
 #include "core/validation.h"
 #include "runtime/agreement.h"
+#include "runtime/failure.h"
 
 namespace tandem::runtime {
-namespace {
-
-bool leaves_buffer_sound(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kCapacity:
-    case ErrorCode::kOrder:
-    case ErrorCode::kStaleHandle:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
 BufferPlan make_plan(const BufferOptions& options, int rank, int num_ranks) {
   core::validate(options, num_ranks);
   const BackendInterface& interface = backend(options.backend);
@@ -111,6 +96,7 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
     }
     throw;
   }
+  handle->active = backend_->active();
   const std::uint64_t operation =
       sequence_.record_dispatch(handle->dispatch.half, options.return_hook);
 
@@ -120,6 +106,7 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
       handle->failed = true;
       end.dispatch(handle->call, Stage::kReceive);
       handle->failed = false;
+      handle->active = end.active();
     });
   }
   return result;
@@ -239,9 +226,39 @@ Hook BufferState::combine(const ConstTensorView& y, const ConstTensorView& topk_
   }
 
   guarded([&] { backend_->combine(call, options.return_hook ? Stage::kSend : Stage::kBoth); });
+  state.active = backend_->active();
   const std::uint64_t operation = sequence_.record_combine(half, options.return_hook);
   if (!options.return_hook) return {};
-  return make_hook(operation, [call](BackendBuffer& end) { end.combine(call, Stage::kReceive); });
+  return make_hook(operation, [call, handle = handle.state()](BackendBuffer& end) {
+    end.combine(call, Stage::kReceive);
+    handle->active = end.active();
+  });
+}
+
+void BufferState::mask(int rank) {
+  require_sound();
+  require_rank(rank);
+  guarded([&] { backend_->mask(rank); });
+}
+
+void BufferState::unmask(int rank) {
+  require_sound();
+  require_rank(rank);
+  guarded([&] { backend_->unmask(rank); });
+}
+
+std::vector<bool> BufferState::recover() {
+  backend_->recover();
+  failure_.reset();
+  sequence_.restart();
+  return backend_->active();
+}
+
+void BufferState::require_rank(int rank) const {
+  if (rank >= 0 && rank < plan_.num_ranks) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "rank is " + std::to_string(rank) + "; it must be in [0, " +
+                  std::to_string(plan_.num_ranks) + ")");
 }
 
 void BufferState::check() {

@@ -26,6 +26,7 @@ struct HandleState {
   DispatchCall call;
   core::ResultRows rows;  // of the result
   bool failed = false;    // its receive phase was refused (kCapacity)
+  std::vector<bool> active{};  // by rank, when the last phase of its dispatch or combine ended
 };
 
 class BufferState : public std::enable_shared_from_this<BufferState> {
@@ -41,6 +42,11 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   Hook combine(const ConstTensorView& y, const ConstTensorView& topk_weights,
                const DispatchHandle& handle, const TensorView& out, const CombineOptions& options);
   void check();
+  void mask(int rank);
+  void unmask(int rank);
+  std::vector<bool> recover();
+  [[nodiscard]] std::vector<bool> active() const { return backend_->active(); }
+  [[nodiscard]] std::optional<Error> last_loss() const { return backend_->last_loss(); }
   [[nodiscard]] void* last_event() const { return backend_->last_event(); }
 
   // See recorder.h.
@@ -57,6 +63,7 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   template <typename Action>
   void guarded(Action&& action);
   void require_sound() const;
+  void require_rank(int rank) const;
 
   // A hook that runs `receive` as the receive phase of `operation`.
   template <typename Receive>

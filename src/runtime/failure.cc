@@ -28,6 +28,18 @@ static_assert(sizeof(EncodedFacts) == 48);
 
 }  // namespace
 
+bool leaves_buffer_sound(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kCapacity:
+    case ErrorCode::kOrder:
+    case ErrorCode::kStaleHandle:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Failure setup_failure(ErrorCode code, int peer, std::string message) {
   return {.info = {.code = code, .phase = Phase::kSetup, .peer = peer},
           .message = std::move(message)};
@@ -77,9 +89,9 @@ std::optional<Failure> decode_failure(std::span<const std::byte> bytes) {
   EncodedFacts facts;
   if (bytes.size() < sizeof facts || bytes.size() > sizeof facts + kMaxMessageBytes) return {};
   std::memcpy(&facts, bytes.data(), sizeof facts);
-  if (facts.code > static_cast<std::uint8_t>(ErrorCode::kFailedBuffer) ||
+  if (facts.code > static_cast<std::uint8_t>(ErrorCode::kMasked) ||
       facts.operation > static_cast<std::uint8_t>(Operation::kCombine) ||
-      facts.phase > static_cast<std::uint8_t>(Phase::kCombineHalf)) {
+      facts.phase > static_cast<std::uint8_t>(Phase::kMembership)) {
     return {};
   }
   const auto text = bytes.subspan(sizeof facts);

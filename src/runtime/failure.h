@@ -22,6 +22,9 @@ struct Failure {
   }
 };
 
+// May operations go on after this error, as nothing was sent or all ranks stopped alike?
+bool leaves_buffer_sound(ErrorCode code);
+
 // A failure of set-up: phase kSetup, no operation.
 Failure setup_failure(ErrorCode code, int peer, std::string message);
 

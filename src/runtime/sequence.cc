@@ -84,4 +84,11 @@ void Sequence::require_oldest(std::uint64_t operation) const {
   }
 }
 
+void Sequence::restart() {
+  owner_ = {};
+  reserved_ = {};
+  held_.clear();
+  last_combined_ = true;
+}
+
 }  // namespace tandem::runtime

@@ -54,6 +54,9 @@ class Sequence {
 
   // kOrder unless `operation` is the oldest whose hook is held back.
   void require_oldest(std::uint64_t operation) const;
+  // Forgets all operations, after a recovery: every handle is stale and no hook is held back.
+  void restart();
+
   // The oldest hook has run.
   void record_received() { held_.pop_front(); }
 

@@ -33,7 +33,7 @@ std::vector<std::int64_t> shared_mappings() {
   std::vector<std::int64_t> sizes;
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    if (line.find("memfd:tandem") == std::string::npos) continue;
+    if (line.find("memfd:tandem (deleted)") == std::string::npos) continue;
     const std::int64_t first = std::stoll(line, nullptr, 16);
     const std::int64_t last = std::stoll(line.substr(line.find('-') + 1), nullptr, 16);
     sizes.push_back(last - first);

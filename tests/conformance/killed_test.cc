@@ -61,7 +61,7 @@ int operate_until_the_victim_is_missed(Rank& rank, const Scenario& scenario,
   try {
     while (std::chrono::steady_clock::now() - start < 30s) exchange.run(buffer);
   } catch (const Error& error) {
-    rank.expect(error.code() == ErrorCode::kTimeout, std::string("other error: ") + error.what());
+    rank.expect(error.code() == ErrorCode::kPeerLost, std::string("other error: ") + error.what());
     rank.expect(names_the_victim(error), std::string("wrong culprit: ") + error.what());
     rank.expect(std::chrono::steady_clock::now() - start < 10s, "told late");
     if (rank.failures().empty()) return 0;

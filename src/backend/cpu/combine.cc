@@ -24,13 +24,13 @@ void CpuBuffer::fill_arguments(const runtime::CombineCall& call, Arguments& argu
 void CpuBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage) {
   if (sends(stage)) {
     const Context context{Operation::kCombine, next_epoch_++};
-    send_combine(call, context);
+    run([&] { send_combine(call, context); });
     held_.push_back(context.epoch);
   }
   if (receives(stage)) {
     const Context context{Operation::kCombine, held_.front()};
     held_.pop_front();
-    receive_combine(call, context);
+    run([&] { receive_combine(call, context); });
   }
 }
 
@@ -53,13 +53,15 @@ void CpuBuffer::receive_combine(const runtime::CombineCall& call, const Context&
   fill_arguments(call, arguments);
   await_headers(context, Phase::kReady, owners_of(half), arguments);
   pull_rows(call, context);
-  publish_completed(context);
+  // A rank that has been masked may have read what was written over meanwhile: it throws here.
+  peers_.update(context);
+  publish_completed(context.epoch);
 }
 
 // The ranks that own an expert of one of this rank's tokens, ascending.
 std::span<const int> CpuBuffer::owners_of(const Half& half) {
   owners_.clear();
-  for (const int rank : all_ranks_) {
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     const auto experts = plan_.experts.experts_of(rank);
     if (std::any_of(experts.begin(), experts.end(),
                     [&](std::int32_t expert) { return half.sent[expert] > 0; })) {

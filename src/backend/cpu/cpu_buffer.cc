@@ -2,54 +2,24 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <string>
 
-#include "core/milliseconds.h"
 #include "tandem/error.h"
 
 namespace tandem::cpu {
-namespace {
-
-std::string list(std::span<const int> ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return text;
-}
-
-std::string_view awaited(Phase phase) {
-  switch (phase) {
-    case Phase::kEnter:
-      return "to complete the operation before last";
-    case Phase::kHeader:
-      return "to begin this operation";
-    case Phase::kRows:
-      return "to finish writing rows";
-    case Phase::kReady:
-      return "to have expert outputs ready";
-    case Phase::kCombineHalf:
-      return "to finish reading the combine region that is to be reused";
-    default:
-      return "";
-  }
-}
-
-}  // namespace
-
 CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                      const runtime::BufferPlan& plan)
     : plan_(plan),
       memory_(*bootstrap, plan.block.size_bytes()),
-      waiter_(
-          *reinterpret_cast<layout::Doorbell*>(memory_.block(plan.rank) + plan.block.doorbell()),
-          plan.options.timeout, plan.num_ranks * plan.options.num_threads),
       workers_(plan.options.num_threads),
-      all_ranks_(plan.num_ranks),
+      peers_(
+          *bootstrap, plan,
+          *reinterpret_cast<layout::Doorbell*>(memory_.block(plan.rank) + plan.block.doorbell()),
+          [this] { ring_all(); }, [this](std::span<const int> lost) { forget(lost); }),
       next_epoch_(plan.options.first_epoch) {
   const layout::Capacity& capacity = plan.block.capacity();
   const auto num_experts = static_cast<std::size_t>(capacity.num_experts);
   const auto num_local = static_cast<std::size_t>(plan.experts.num_local(plan.rank));
-  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   owners_.reserve(plan.num_ranks);
   regions_.resize(plan.num_ranks);
   combine_regions_.resize(plan.num_ranks);
@@ -89,37 +59,10 @@ runtime::HandleArrays CpuBuffer::handle_arrays(int half) {
 // Pairs with the fence in Waiter::prepare_to_sleep.
 void CpuBuffer::ring_all() {
   full_fence();
-  for (const int rank : all_ranks_) {
+  // Also those that are masked: they may wait to be let in.
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     ring(*reinterpret_cast<layout::Doorbell*>(block(rank) + plan_.block.doorbell()));
   }
-}
-
-template <typename Ready, typename Seen>
-void CpuBuffer::await(const Context& context, Phase phase, Epoch wanted, std::span<const int> peers,
-                      Ready ready, Seen seen) {
-  std::size_t next = 0;  // all before it are ready
-  const auto waited = waiter_.wait([&] {
-    while (next < peers.size() && ready(peers[next])) ++next;
-    return next == peers.size();
-  });
-  if (!waited) return;
-  std::vector<int> missing;
-  for (const int peer : peers) {
-    if (!ready(peer)) missing.push_back(peer);
-  }
-  if (missing.empty()) return;  // the last one came while the clock ran out
-  throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
-                        .operation = context.operation,
-                        .epoch = context.epoch,
-                        .phase = phase,
-                        .peer = missing.front(),
-                        .expected = wanted,
-                        .seen = seen(missing.front()),
-                        .waited = *waited,
-                        .limit = waiter_.limit()},
-              "rank " + std::to_string(plan_.rank) + " waited for rank" +
-                  (missing.size() > 1 ? "s " : " ") + list(missing) + ' ' +
-                  std::string(awaited(phase)));
 }
 
 void CpuBuffer::await_completed(const Context& context, Phase phase, Epoch wanted) {
@@ -127,13 +70,16 @@ void CpuBuffer::await_completed(const Context& context, Phase phase, Epoch wante
     return layout::epoch_of(
         word(plan_.rank, plan_.block.completed(peer)).load(std::memory_order_acquire));
   };
-  await(
-      context, phase, wanted, all_ranks_,
+  peers_.await(
+      context, phase, wanted, peers_.active(),
       [&](int peer) { return layout::has_reached(seen(peer), wanted); }, seen);
 }
 
 void CpuBuffer::enter(const Context& context) {
+  peers_.begin(context);
   await_completed(context, Phase::kEnter, context.epoch - 2);
+  // A peer that was let in for this epoch was so before its proposer completed the last but one.
+  peers_.begin(context);
 }
 
 void CpuBuffer::publish_header(const Context& context, int half, const Arguments& arguments,
@@ -141,7 +87,7 @@ void CpuBuffer::publish_header(const Context& context, int half, const Arguments
   const int parity = layout::parity(context.epoch);
   const layout::Header header{context.operation, half, layout::hash_arguments(arguments)};
   const Word header_word = layout::make_word(context.epoch, layout::encode(header));
-  for (const int peer : all_ranks_) {
+  for (const int peer : peers_.active()) {
     for (std::size_t expert = 0; expert < counts.size(); ++expert) {
       word(peer, plan_.block.count(parity, plan_.rank, static_cast<int>(expert)))
           .store(layout::make_word(context.epoch, static_cast<std::uint32_t>(counts[expert])),
@@ -166,10 +112,12 @@ void CpuBuffer::await_headers(const Context& context, Phase phase, std::span<con
     return layout::epoch_of(
         word(plan_.rank, plan_.block.header(parity, peer)).load(std::memory_order_acquire));
   };
-  await(
+  peers_.await(
       context, phase, context.epoch, peers, [&](int peer) { return seen(peer) == context.epoch; },
       seen);
-  for (const int peer : peers) require_same(context, phase, peer, arguments);
+  for (const int peer : peers) {
+    if (peers_.takes_part(peer, context.epoch)) require_same(context, phase, peer, arguments);
+  }
 }
 
 void CpuBuffer::require_same(const Context& context, Phase phase, int peer,
@@ -236,33 +184,39 @@ void CpuBuffer::require_same(const Context& context, Phase phase, int peer,
   throw Error(info, other + " has other arguments than " + self);
 }
 
-void CpuBuffer::publish_arrived(const Context& context) {
+void CpuBuffer::publish_arrived(const Context& context, std::uint32_t plan) {
   const int parity = layout::parity(context.epoch);
-  for (const int peer : all_ranks_) {
-    // Releases the rows. Pairs with the acquire in await_arrived.
+  for (const int peer : peers_.active()) {
+    // Releases the rows. Pairs with the acquire in has_arrived.
     word(peer, plan_.block.arrived(parity, plan_.rank, 0))
-        .store(layout::make_word(context.epoch, 0), std::memory_order_release);
+        .store(layout::make_word(context.epoch, plan), std::memory_order_release);
   }
   ring_all();
 }
 
-void CpuBuffer::await_arrived(const Context& context) {
-  const int parity = layout::parity(context.epoch);
-  const auto seen = [&](int peer) {  // pairs with the release in publish_arrived
-    return layout::epoch_of(
-        word(plan_.rank, plan_.block.arrived(parity, peer, 0)).load(std::memory_order_acquire));
-  };
-  await(
-      context, Phase::kRows, context.epoch, all_ranks_,
-      [&](int peer) { return seen(peer) == context.epoch; }, seen);
+// Have the rows of `peer` arrived, written by this plan? Pairs with the release in publish_arrived.
+bool CpuBuffer::has_arrived(const Context& context, int peer, std::uint32_t plan) const {
+  return word(plan_.rank, plan_.block.arrived(layout::parity(context.epoch), peer, 0))
+             .load(std::memory_order_acquire) == layout::make_word(context.epoch, plan);
 }
 
-void CpuBuffer::publish_completed(const Context& context) {
-  for (const int peer : all_ranks_) {
+Outcome CpuBuffer::await_arrived(const Context& context, std::uint32_t plan) {
+  return peers_.await_or_change(
+      context, Phase::kRows, context.epoch, peers_.participants(context),
+      [&](int peer) { return has_arrived(context, peer, plan); },
+      [&](int peer) {
+        return layout::epoch_of(
+            word(plan_.rank, plan_.block.arrived(layout::parity(context.epoch), peer, 0))
+                .load(std::memory_order_relaxed));
+      });
+}
+
+void CpuBuffer::publish_completed(Epoch epoch) {
+  for (const int peer : peers_.active()) {
     // Orders this rank's reads of the epoch before it: whoever sees the word may overwrite what was
     // read. Pairs with the acquire in await_completed.
     word(peer, plan_.block.completed(plan_.rank))
-        .store(layout::make_word(context.epoch, 0), std::memory_order_release);
+        .store(layout::make_word(epoch, 0), std::memory_order_release);
   }
   ring_all();
 }
@@ -270,7 +224,46 @@ void CpuBuffer::publish_completed(const Context& context) {
 void CpuBuffer::acquire_combine_half(int half) {
   const std::optional<Epoch> last = halves_[half].combine_epoch;
   if (!last) return;
-  await_completed({Operation::kCombine, next_epoch_}, Phase::kCombineHalf, *last);
+  run([&] { await_completed({Operation::kCombine, next_epoch_}, Phase::kCombineHalf, *last); });
+}
+
+void CpuBuffer::forget_absent(const Context& context, Half& half) {
+  const std::span<const int> present = peers_.participants(context);
+  if (static_cast<int>(present.size()) == plan_.num_ranks) return;
+  for (core::Selection& selection : half.selections) {
+    if (selection.expert >= 0 &&
+        !peers_.takes_part(plan_.experts.owner(selection.expert), context.epoch)) {
+      selection.expert = -1;
+    }
+  }
+  for (int expert = 0; expert < plan_.experts.num_experts(); ++expert) {
+    if (!peers_.takes_part(plan_.experts.owner(expert), context.epoch)) half.sent[expert] = 0;
+  }
+}
+
+void CpuBuffer::forget(std::span<const int> lost) {
+  if (lost.empty()) return;
+  for (Half& half : halves_) forget_absent(Context{Operation::kNone, half.dispatch_epoch}, half);
+}
+
+void CpuBuffer::recover() {
+  next_epoch_ = peers_.recover(next_epoch_);
+  held_.clear();
+  for (Half& half : halves_) half.combine_epoch.reset();
+  // Peers enter once this rank is known to be done with all before.
+  publish_completed(next_epoch_ - 1);
+}
+
+std::vector<bool> CpuBuffer::active() const {
+  std::vector<bool> active(plan_.num_ranks);
+  for (const int rank : peers_.active()) active[rank] = true;
+  return active;
+}
+
+std::optional<Error> CpuBuffer::last_loss() const {
+  const std::optional<runtime::Failure>& cause = peers_.cause();
+  if (!cause) return {};
+  return Error(cause->info, cause->message);
 }
 
 }  // namespace tandem::cpu

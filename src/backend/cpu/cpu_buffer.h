@@ -15,8 +15,8 @@
 #include <span>
 #include <vector>
 
+#include "backend/cpu/peers.h"
 #include "backend/cpu/row_ops.h"
-#include "backend/cpu/waiter.h"
 #include "backend/cpu/workers.h"
 #include "core/receive_plan.h"
 #include "core/routing_plan.h"
@@ -25,9 +25,6 @@
 #include "runtime/symmetric_memory.h"
 
 namespace tandem::cpu {
-
-using layout::Epoch;
-using layout::Word;
 
 class CpuBuffer final : public runtime::BackendBuffer {
  public:
@@ -39,6 +36,11 @@ class CpuBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::byte* own_block() override { return memory_.block(plan_.rank); }
   [[nodiscard]] runtime::HandleArrays handle_arrays(int half) override;
   void check() override {}  // errors have been thrown where they happened
+  void mask(int rank) override { peers_.mask(rank, next()); }
+  void unmask(int rank) override { peers_.unmask(rank, next()); }
+  void recover() override;
+  [[nodiscard]] std::vector<bool> active() const override;
+  [[nodiscard]] std::optional<Error> last_loss() const override;
 
  private:
   // What belongs to the dispatch that took a half, until another takes it.
@@ -62,12 +64,6 @@ class CpuBuffer final : public runtime::BackendBuffer {
     std::int32_t* sources;
   };
 
-  // An operation at work: what its waits and errors speak of.
-  struct Context {
-    Operation operation;
-    Epoch epoch;
-  };
-
   // --- cpu_buffer.cc ---
   [[nodiscard]] std::byte* block(int rank) const { return memory_.block(rank); }
   [[nodiscard]] std::atomic_ref<Word> word(int rank, std::int64_t offset) const {
@@ -83,26 +79,41 @@ class CpuBuffer final : public runtime::BackendBuffer {
   // Waits for the headers of `peers` and checks that they agree with this rank's.
   void await_headers(const Context& context, Phase phase, std::span<const int> peers,
                      const Arguments& arguments);
-  void await_arrived(const Context& context);
+  [[nodiscard]] Outcome await_arrived(const Context& context, std::uint32_t plan);
   void await_completed(const Context& context, Phase phase, Epoch wanted);
-  void publish_arrived(const Context& context);
-  void publish_completed(const Context& context);
-  // Waits until ready(peer) for all of `peers`; `seen(peer)` is the epoch that an error reports.
-  template <typename Ready, typename Seen>
-  void await(const Context& context, Phase phase, Epoch wanted, std::span<const int> peers,
-             Ready ready, Seen seen);
+  // `plan` is the generation of the plan that the rows were written by; 0 where none is needed.
+  void publish_arrived(const Context& context, std::uint32_t plan);
+  void publish_completed(Epoch epoch);
+  [[nodiscard]] bool has_arrived(const Context& context, int peer, std::uint32_t plan) const;
+  // Runs one stage of an operation; tells peers of a failure that leaves them waiting.
+  template <typename Action>
+  void run(Action&& action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      if (!runtime::leaves_buffer_sound(error.code())) peers_.fail(error);
+      throw;
+    }
+  }
+  [[nodiscard]] Context next() const { return {Operation::kNone, next_epoch_}; }
+  // Drops selections of experts whose ranks take no part: in a dispatch at hand, and in those whose
+  // combine is still to come when ranks are lost.
+  void forget_absent(const Context& context, Half& half);
+  void forget(std::span<const int> lost);
   void require_same(const Context& context, Phase phase, int peer, const Arguments& arguments);
 
   // --- dispatch.cc ---
   void send_dispatch(const runtime::DispatchCall& call, const Context& context);
   void receive_dispatch(const runtime::DispatchCall& call, const Context& context);
   [[nodiscard]] core::ReceiveShape shape_of(const runtime::DispatchCall& call) const;
-  void plan_received(const runtime::DispatchCall& call, const Context& context);
-  void write_rows(const runtime::DispatchCall& call, const Context& context,
-                  std::span<const std::int64_t> begin);
+  void read_counts(const runtime::DispatchCall& call, const Context& context, const Plan& plan);
+  void plan_received(const runtime::DispatchCall& call, const Context& context, const Plan& plan);
+  [[nodiscard]] Outcome write_rows(const runtime::DispatchCall& call, const Context& context,
+                                   std::span<const std::int64_t> begin);
   void write_sources(const runtime::DispatchCall& call, const Half& half,
                      std::span<const std::int64_t> begin);
   void copy_landed_rows(const runtime::DispatchCall& call, const Context& context);
+  void clear_lost_rows(const runtime::DispatchCall& call, const Context& context, const Plan& plan);
   [[nodiscard]] StoreKind store_kind(std::int64_t num_bytes) const;
 
   // --- combine.cc ---
@@ -115,10 +126,10 @@ class CpuBuffer final : public runtime::BackendBuffer {
 
   runtime::BufferPlan plan_;
   runtime::SymmetricMemory memory_;
-  Waiter waiter_;
   Workers workers_;
   std::array<Half, layout::kNumHalves> halves_;
-  std::vector<int> all_ranks_;                     // 0 .. R - 1
+  Peers peers_;
+  Plan received_plan_;                             // scratch of receive_dispatch
   std::vector<core::Selection> selections_;        // scratch, swapped into the half
   std::vector<std::int32_t> sent_;                 // the same
   std::vector<Region> regions_;                    // [R] scratch of write_rows

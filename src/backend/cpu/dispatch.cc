@@ -55,13 +55,13 @@ void CpuBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage
     half.sent.swap(sent_);
     const Context context{Operation::kDispatch, next_epoch_++};
     half.dispatch_epoch = context.epoch;
-    send_dispatch(call, context);
+    run([&] { send_dispatch(call, context); });
     held_.push_back(context.epoch);
   }
   if (receives(stage)) {
     const Context context{Operation::kDispatch, held_.front()};
     held_.pop_front();
-    receive_dispatch(call, context);
+    run([&] { receive_dispatch(call, context); });
   }
 }
 
@@ -70,55 +70,82 @@ void CpuBuffer::send_dispatch(const runtime::DispatchCall& call, const Context& 
   Arguments arguments;
   tandem::cpu::fill_arguments(call, arguments);
   enter(context);
+  forget_absent(context, half);
   publish_header(context, call.half, arguments, half.sent);
   if (call.placement == Placement::kPacked) return;  // rows wait for the counts
   // A source with too many rows for a rank writes none; all see why in the count matrix.
   if (!core::plan_landing(half.sent, plan_.experts, shape_of(call), plan_.rank, landing_begin_)) {
-    write_rows(call, context, landing_begin_);
+    while (write_rows(call, context, landing_begin_) == Outcome::kViewChanged) {
+    }
   }
-  publish_arrived(context);
+  publish_arrived(context, 0);
 }
 
 void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Context& context) {
   Arguments arguments;
   tandem::cpu::fill_arguments(call, arguments);
-  await_headers(context, Phase::kHeader, all_ranks_, arguments);
-  plan_received(call, context);
-  if (call.placement == Placement::kPacked) {
-    write_rows(call, context, halves_[call.half].begin);
-    publish_arrived(context);
+  const bool packed = call.placement == Placement::kPacked;
+  Plan& plan = received_plan_;
+  std::uint32_t written = 0;  // the plan by which this rank's rows lie where they are
+  for (;;) {
+    await_headers(context, Phase::kHeader, peers_.participants(context), arguments);
+    if (peers_.agree_on_plan(context, plan) == Outcome::kViewChanged) continue;
+    plan_received(call, context, plan);
+    if (packed && written != plan.generation) {
+      if (write_rows(call, context, halves_[call.half].begin) == Outcome::kViewChanged) continue;
+      written = plan.generation;
+      publish_arrived(context, written);
+    }
+    if (await_arrived(context, packed ? plan.generation : 0) == Outcome::kReady) break;
   }
-  await_arrived(context);
-  if (call.placement == Placement::kSlotted) copy_landed_rows(call, context);
-  publish_completed(context);
+  if (!packed) copy_landed_rows(call, context);
+  clear_lost_rows(call, context, plan);
+  peers_.finish(context, plan);
+  publish_completed(context.epoch);
 }
 
-// Reads the count matrix, and from it where rows go and what comes. Refuses, on all ranks alike,
-// what does not fit.
-void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& context) {
+// The matrix of counts: zeros for a source that does not count in this plan. That of one that has
+// been lost since may have reached only those who finished by the same plan.
+void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& context,
+                            const Plan& plan) {
   const int parity = layout::parity(context.epoch);
   const int num_experts = plan_.experts.num_experts();
   const std::int64_t most = std::int64_t{call.max_tokens} * call.topk;
-  for (const int peer : all_ranks_) {
-    std::int32_t* const row = count_matrix_.data() + std::ptrdiff_t{peer} * num_experts;
+  for (int source = 0; source < plan_.num_ranks; ++source) {
+    std::int32_t* const row = count_matrix_.data() + std::ptrdiff_t{source} * num_experts;
+    if (!plan.sources[source]) {
+      std::fill_n(row, num_experts, 0);
+      continue;
+    }
+    // Pairs with the release in publish_header.
+    const bool came = layout::epoch_of(word(plan_.rank, plan_.block.header(parity, source))
+                                           .load(std::memory_order_acquire)) == context.epoch;
+    const int reader = came || plan.witness < 0 ? plan_.rank : plan.witness;
     for (int expert = 0; expert < num_experts; ++expert) {
       const Word count =
-          word(plan_.rank, plan_.block.count(parity, peer, expert)).load(std::memory_order_relaxed);
+          word(reader, plan_.block.count(parity, source, expert)).load(std::memory_order_relaxed);
       if (layout::epoch_of(count) != context.epoch || layout::value_of(count) > most) {
         throw Error(ErrorInfo{.code = ErrorCode::kMismatch,
                               .operation = context.operation,
                               .epoch = context.epoch,
                               .phase = Phase::kHeader,
-                              .peer = peer,
+                              .peer = source,
                               .expected = most,
                               .seen = layout::value_of(count)},
-                    "rank " + std::to_string(peer) + " published an impossible count for expert " +
+                    "rank " + std::to_string(source) + " published an impossible count for expert " +
                         std::to_string(expert));
       }
       row[expert] = static_cast<std::int32_t>(layout::value_of(count));
     }
   }
+}
 
+// Works out of the counts where rows go and what comes. Refuses, on all ranks alike, what does not
+// fit.
+void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& context,
+                              const Plan& plan) {
+  read_counts(call, context, plan);
+  const int num_experts = plan_.experts.num_experts();
   Half& half = halves_[call.half];
   const core::ReceiveShape shape = shape_of(call);
   std::optional<core::Excess> excess =
@@ -132,14 +159,16 @@ void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& 
         plan_.experts, shape, source, landing_begin_);
   }
   if (!excess) return;
-  publish_completed(context);
+  peers_.finish(context, plan);
+  publish_completed(context.epoch);
   core::refuse_capacity(*excess, context.epoch);
 }
 
 // Writes every selected row to its place: begin[expert] + slot in the owner's view or landing
 // region.
-void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& context,
-                           std::span<const std::int64_t> begin) {
+Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& context,
+                              std::span<const std::int64_t> begin) {
+  if (peers_.begin_writing(context) == Outcome::kViewChanged) return Outcome::kViewChanged;
   const Half& half = halves_[call.half];
   const int parity = layout::parity(context.epoch);
   const bool packed = call.placement == Placement::kPacked;
@@ -149,7 +178,7 @@ void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& con
           ? cached_stores()
           : store_kind(static_cast<std::int64_t>(half.selections.size()) * pitch);
 
-  for (const int peer : all_ranks_) {
+  for (const int peer : peers_.participants(context)) {
     // The header was acquired in await_headers; a landing half follows from the epoch alone.
     const int half_there =
         packed ? layout::decode_header(
@@ -184,6 +213,8 @@ void CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& con
     }
     if (stores == StoreKind::kStreaming) finish_streaming();
   });
+  peers_.end_writing();
+  return Outcome::kReady;
 }
 
 // Writes the source tokens of all rows, expert by expert: in the order of memory, that is, so that
@@ -255,6 +286,41 @@ void CpuBuffer::copy_landed_rows(const runtime::DispatchCall& call, const Contex
     }
     if (stores == StoreKind::kStreaming) finish_streaming();
   });
+}
+
+// Rows that all ranks have counted, of a source that was lost before it had written them: zeros, of
+// token -1.
+void CpuBuffer::clear_lost_rows(const runtime::DispatchCall& call, const Context& context,
+                                const Plan& plan) {
+  if (plan.witness < 0) return;
+  const bool packed = call.placement == Placement::kPacked;
+  Half& half = halves_[call.half];
+  std::byte* const block = own_block();
+  std::byte* const rows =
+      packed ? block + plan_.block.view_rows(call.half) : call.recv_x.as<std::byte>();
+  const std::int64_t pitch = packed ? call.row.pitch() : call.row.value_bytes();
+  std::int32_t* const tokens =
+      packed ? reinterpret_cast<std::int32_t*>(block + plan_.block.view_sources(call.half))
+             : half.source_tokens.data();
+  const std::int64_t scale_bytes = packed ? 0 : 4 * std::int64_t{call.row.num_scales()};
+  const auto num_local = static_cast<std::int64_t>(half.counts.size());
+  for (int source = 0; source < plan_.num_ranks; ++source) {
+    if (!plan.sources[source] || peers_.takes_part(source, context.epoch) ||
+        has_arrived(context, source, packed ? plan.generation : 0)) {
+      continue;
+    }
+    for (std::int64_t local = 0; local < num_local; ++local) {
+      const std::int64_t range = half.ranges[local * plan_.num_ranks + source];
+      const std::int64_t count = range & 0xffffffff;
+      const std::int64_t row = half.offsets[local] + (range >> 32);
+      std::fill_n(rows + row * pitch, count * pitch, std::byte{0});
+      std::fill_n(tokens + row, count, -1);
+      if (scale_bytes > 0) {
+        std::fill_n(call.recv_scales.as<std::byte>() + row * scale_bytes, count * scale_bytes,
+                    std::byte{0});
+      }
+    }
+  }
 }
 
 }  // namespace tandem::cpu

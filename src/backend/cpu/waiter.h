@@ -54,9 +54,10 @@ class Waiter {
 
   [[nodiscard]] std::chrono::nanoseconds limit() const { return limit_; }
 
-  // Waits until `done()` is true. Returns nothing, or how long it waited in vain.
-  template <typename Done>
-  [[nodiscard]] std::optional<std::chrono::nanoseconds> wait(Done&& done) {
+  // Waits until `done()` is true. Returns nothing, or how long it waited in vain: until the limit,
+  // or until `hopeless()`, which is asked after each sleep.
+  template <typename Done, typename Hopeless>
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> wait(Done&& done, Hopeless&& hopeless) {
     if (done()) return std::nullopt;
     for (int spin = 0; spin < num_spins_; ++spin) {
       relax();
@@ -64,6 +65,7 @@ class Waiter {
     }
     const auto start = std::chrono::steady_clock::now();
     for (int turn = 0;; ++turn) {
+      bool is_hopeless = false;
       if (turn < kNumYields) {
         yield();
       } else {
@@ -73,10 +75,11 @@ class Waiter {
           return std::nullopt;
         }
         sleep(rings, start);
+        is_hopeless = hopeless();
       }
       if (done()) return std::nullopt;
       const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
-      if (waited >= limit_) return waited;
+      if (is_hopeless || waited >= limit_) return waited;
     }
   }
 

@@ -20,6 +20,10 @@ cudaStream_t stream_of(void* stream) {
   return stream == nullptr ? cudaStreamPerThread : static_cast<cudaStream_t>(stream);
 }
 
+[[noreturn]] void refuse_masking() {
+  throw Error(ErrorCode::kUnsupported, "ranks on GPUs cannot be masked or recovered yet");
+}
+
 bool is_multiple_of_16(const void* data, std::int64_t pitch) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && pitch % 16 == 0;
 }
@@ -252,6 +256,10 @@ void CudaBuffer::leave(cudaStream_t stream) {
   next_event_ = (next_event_ + 1) % events_.size();
   check_cuda(cudaEventRecord(last_event_, stream), "cudaEventRecord");
 }
+
+void CudaBuffer::mask(int) { refuse_masking(); }
+void CudaBuffer::unmask(int) { refuse_masking(); }
+void CudaBuffer::recover() { refuse_masking(); }
 
 void CudaBuffer::check() {
   std::atomic_ref written(record_->written);

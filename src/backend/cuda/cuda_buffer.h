@@ -30,6 +30,13 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::byte* own_block() override { return peers_->block(plan_.rank); }
   [[nodiscard]] runtime::HandleArrays handle_arrays(int half) override;
   void check() override;
+  // Not here yet: kUnsupported.
+  void mask(int rank) override;
+  void unmask(int rank) override;
+  void recover() override;
+  [[nodiscard]] std::vector<bool> active() const override {
+    return std::vector<bool>(plan_.num_ranks, true);
+  }
   [[nodiscard]] void* last_event() const override { return last_event_; }
 
  private:

@@ -1,0 +1,275 @@
+#include "backend/cpu/peers.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "runtime/failure.h"
+#include "tandem/error.h"
+
+namespace tandem::cpu {
+namespace {
+
+using layout::Status;
+
+std::string_view awaited(Phase phase) {
+  switch (phase) {
+    case Phase::kEnter:
+      return "to complete the operation before last";
+    case Phase::kHeader:
+      return "to begin this operation";
+    case Phase::kRows:
+      return "to finish writing rows";
+    case Phase::kReady:
+      return "to have expert outputs ready";
+    case Phase::kCombineHalf:
+      return "to finish reading the combine region that is to be reused";
+    case Phase::kMembership:
+      return "to take note that a rank has been lost";
+    default:
+      return "";
+  }
+}
+
+// Of how a rank stands that is waited for.
+std::string standing(Word at) {
+  const Epoch epoch = layout::epoch_of(at);
+  const std::uint32_t waits_for = layout::value_of(at);
+  return "it has come to operation " + std::to_string(epoch) +
+         (waits_for == 0 ? "" : " and waits for rank " + std::to_string(waits_for - 1) + " there");
+}
+
+}  // namespace
+
+Peers::Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan,
+             layout::Doorbell& doorbell, std::function<void()> ring,
+             std::function<void(std::span<const int>)> lost)
+    : rank_(plan.rank),
+      num_ranks_(plan.num_ranks),
+      on_timeout_(plan.options.on_timeout),
+      waiter_(doorbell, plan.options.timeout, plan.num_ranks * plan.options.num_threads),
+      membership_(bootstrap, plan.num_ranks, plan.options.first_epoch),
+      ring_(std::move(ring)),
+      lost_(std::move(lost)),
+      is_active_(membership_.view().active),
+      is_new_(plan.num_ranks),
+      settled_(membership_.view().generation) {
+  participants_.reserve(plan.num_ranks);
+  active_.reserve(plan.num_ranks);
+  list_active();
+}
+
+void Peers::list_active() {
+  active_.clear();
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (is_active_[rank]) active_.push_back(rank);
+  }
+  any_new_ = std::find(is_new_.begin(), is_new_.end(), true) != is_new_.end();
+}
+
+std::span<const int> Peers::participants(const Context& context) {
+  if (!any_new_) return active_;
+  participants_.clear();
+  std::copy_if(active_.begin(), active_.end(), std::back_inserter(participants_),
+               [&](int rank) { return takes_part(rank, context.epoch); });
+  return participants_;
+}
+
+void Peers::begin(const Context& context) {
+  tell_waiting_for(context, -1);
+  update(context);
+  if (!any_new_) return;
+  // Two operations before this one may be at work yet. Epochs are compared while they are near each
+  // other: a rank must not be new for ever.
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    is_new_[rank] = is_new_[rank] &&
+                    !layout::has_reached(context.epoch - 2, membership_.view().from[rank]);
+  }
+  list_active();
+}
+
+void Peers::update(const Context& context) {
+  if (membership_.changed()) adopt(membership_.newest(), context);
+  const runtime::View& view = membership_.view();
+  if (!view.active[rank_]) {
+    const std::string why = view.cause ? ": " + view.cause->message : "";
+    throw Error(ErrorInfo{.code = ErrorCode::kMasked,
+                          .operation = context.operation,
+                          .epoch = context.epoch,
+                          .peer = view.proposer},
+                "rank " + std::to_string(rank_) +
+                    " has been masked and takes part no more until it recovers" + why);
+  }
+  if (view.round != 0) {
+    if (view.cause) view.cause->raise();
+    throw Error(ErrorInfo{.code = ErrorCode::kFailedBuffer,
+                          .operation = context.operation,
+                          .epoch = context.epoch,
+                          .peer = view.proposer},
+                "rank " + std::to_string(view.proposer) + " has called recover()");
+  }
+}
+
+void Peers::adopt(runtime::View view, const Context& context) {
+  const runtime::View& known = membership_.view();
+  std::vector<int> lost;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const bool stays = known.active[rank] && view.active[rank] && view.from[rank] == known.from[rank];
+    if (stays) continue;
+    if (is_active_[rank]) lost.push_back(rank);
+    is_active_[rank] = view.active[rank];
+    is_new_[rank] = view.active[rank];
+  }
+  membership_.adopt(std::move(view));
+  list_active();
+  if (!is_active_[rank_]) return;
+  for (const int rank : lost) await_silence(rank, context);
+  lost_(lost);
+}
+
+// A rank that was stopped while it wrote rows may go on writing when it wakes up, wherever this
+// operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve another.
+void Peers::await_silence(int rank, const Context& context) {
+  if (!membership_.may_be_writing(rank)) return;
+  const auto waited =
+      waiter_.wait([&] { return !membership_.may_be_writing(rank); }, [] { return false; });
+  if (!waited) return;
+  throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                        .operation = context.operation,
+                        .epoch = context.epoch,
+                        .phase = Phase::kMembership,
+                        .peer = rank,
+                        .waited = *waited,
+                        .limit = waiter_.limit()},
+              "rank " + std::to_string(rank) +
+                  " has been masked, but stopped in the middle of writing rows: as long as its "
+                  "process lives, memory that it may still write cannot be used again");
+}
+
+bool Peers::propose(runtime::View next) {
+  const bool won = membership_.propose(std::move(next));
+  ring_();
+  return won;
+}
+
+// Those that do not wait for somebody else inside the library.
+std::vector<int> Peers::not_waiting(std::span<const int> ranks) const {
+  std::vector<int> result;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(result), [this](int rank) {
+    return layout::value_of(membership_.ask(rank, Status::kAt)) == 0;
+  });
+  return result;
+}
+
+// The rank at the end of "waits for a rank that waits for ..."; where that leads in a circle, `rank`.
+int Peers::end_of_chain(int rank) const {
+  int at = rank;
+  for (int steps = 0; steps < num_ranks_; ++steps) {
+    const std::uint32_t next = layout::value_of(membership_.ask(at, Status::kAt));
+    if (next == 0 || next > static_cast<std::uint32_t>(num_ranks_)) return at;
+    at = static_cast<int>(next) - 1;
+    if (at == rank_) break;
+  }
+  return rank;
+}
+
+bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Missing& missing,
+                    Epoch seen, std::chrono::nanoseconds waited, bool last_chance) {
+  std::vector<int> culprits = missing.gone;
+  if (culprits.empty()) culprits = not_waiting(missing.late);
+  if (culprits.empty() && on_timeout_ == OnTimeout::kMask && !last_chance) return false;
+  if (culprits.empty() && on_timeout_ == OnTimeout::kFail) {
+    culprits.push_back(end_of_chain(missing.late.front()));
+  }
+  if (culprits.empty()) culprits = missing.late;
+
+  const int culprit = culprits.front();
+  const bool gone = !missing.gone.empty();
+  const runtime::Failure failure{
+      .info = {.code = gone ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
+               .operation = context.operation,
+               .epoch = context.epoch,
+               .phase = phase,
+               .peer = culprit,
+               .expected = wanted,
+               .seen = seen,
+               .waited = waited,
+               .limit = waiter_.limit()},
+      .message = "rank " + std::to_string(rank_) + " waited for " +
+                 runtime::list_ranks(missing.late) + ' ' + std::string(awaited(phase)) + "; " +
+                 runtime::list_ranks(culprits) +
+                 (gone ? " has ended"
+                       : ": " + standing(membership_.ask(culprit, Status::kAt)))};
+  if (on_timeout_ == OnTimeout::kFail) failure.raise();
+  mask(culprits, failure);
+  return true;
+}
+
+void Peers::mask(std::span<const int> ranks, const runtime::Failure& cause) {
+  runtime::View next = membership_.view();
+  for (const int rank : ranks) next.active[rank] = false;
+  next.cause = cause;
+  static_cast<void>(propose(std::move(next)));  // whoever wins, the next look at the board tells
+}
+
+void Peers::fail(const Error& error) {
+  runtime::View next = membership_.view();
+  if (next.round != 0 || !next.active[rank_]) return;  // it has been told
+  next.round = next.generation + 1;
+  next.cause = runtime::Failure{.info = error.info(), .message = error.message()};
+  static_cast<void>(propose(std::move(next)));
+}
+
+Outcome Peers::begin_writing(const Context& context) {
+  if (membership_.begin_writing()) return Outcome::kReady;
+  update(context);
+  return Outcome::kViewChanged;
+}
+
+Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
+  const std::uint32_t generation = membership_.view().generation;
+  plan.generation = generation;
+  plan.sources.assign(static_cast<std::size_t>(num_ranks_), false);
+  plan.witness = -1;
+  const std::span<const int> peers = participants(context);
+  for (const int peer : peers) plan.sources[peer] = true;
+  if (settled_ == generation) return Outcome::kReady;
+
+  const auto finished = [&](int peer) {
+    return membership_.ask(peer, layout::finished(context.epoch));
+  };
+  const auto acked = [&](int peer) {
+    return layout::has_reached(static_cast<Epoch>(membership_.ask(peer, Status::kAcked)),
+                               generation);
+  };
+  const Outcome outcome = await_or_change(
+      context, Phase::kMembership, context.epoch, peers,
+      [&](int peer) { return acked(peer) || layout::epoch_of(finished(peer)) == context.epoch; },
+      [&](int peer) { return layout::epoch_of(membership_.ask(peer, Status::kAt)); });
+  if (outcome == Outcome::kViewChanged) return outcome;
+  settled_ = generation;
+  for (const int peer : peers) {
+    // A rank notes that it has adopted a view after it noted what it had finished before.
+    if (!acked(peer)) settled_ = 0;
+    const Word word = finished(peer);
+    if (layout::epoch_of(word) != context.epoch || layout::value_of(word) == generation) continue;
+    plan.generation = layout::value_of(word);
+    plan.witness = peer;
+  }
+  if (plan.witness < 0) return Outcome::kReady;
+  const std::optional<runtime::View> view = membership_.find(plan.generation);
+  if (!view) {
+    throw Error(ErrorInfo{.code = ErrorCode::kFailedBuffer,
+                          .operation = context.operation,
+                          .epoch = context.epoch,
+                          .phase = Phase::kMembership,
+                          .peer = plan.witness},
+                "more ranks were lost within one operation than can be followed");
+  }
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    plan.sources[rank] = view->active[rank] && layout::has_reached(context.epoch, view->from[rank]);
+  }
+  return Outcome::kReady;
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,181 @@
+// The ranks of a buffer as one of them sees them: who takes part in the operation at hand, waiting
+// for them, and what happens when somebody does not come (docs/failures.md).
+//
+// Every wait goes through await: it ends when all who take part are ready, or with an Error that
+// names the culprit, or, where the buffer masks those who miss its timeout, with fewer ranks to
+// wait for.
+//
+// Thread safety: one caller at a time.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/waiter.h"
+#include "runtime/backend.h"
+#include "runtime/membership.h"
+
+namespace tandem::cpu {
+
+using layout::Epoch;
+using layout::Word;
+
+// An operation at work: what its waits and errors speak of.
+struct Context {
+  Operation operation = Operation::kNone;
+  Epoch epoch = 0;
+};
+
+enum class Outcome { kReady, kViewChanged };
+
+// Who counts as a source in a dispatch, and so where every row goes: the same on all ranks that
+// finish it.
+struct Plan {
+  std::uint32_t generation = 0;
+  std::vector<bool> sources;
+  int witness = -1;  // a rank that has finished by an earlier view's plan, and has all its counts
+};
+
+class Peers {
+ public:
+  // Collective. `ring` wakes all ranks that sleep; `lost` is told who takes part no more.
+  Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan, layout::Doorbell& doorbell,
+        std::function<void()> ring, std::function<void(std::span<const int>)> lost);
+
+  // Who is active, ascending. Control words go to all of them.
+  [[nodiscard]] std::span<const int> active() const { return active_; }
+  // Who takes part in an operation: who is active, but for those that do from a later one on.
+  [[nodiscard]] bool takes_part(int rank, Epoch epoch) const {
+    return is_active_[rank] &&
+           (!is_new_[rank] || layout::has_reached(epoch, membership_.view().from[rank]));
+  }
+  [[nodiscard]] std::span<const int> participants(const Context& context);
+
+  // Starts an operation. Throws what has failed elsewhere (under the peer's code), and kMasked if
+  // this rank has been masked.
+  void begin(const Context& context);
+
+  // Takes note of a new view, if there is one; throws as begin.
+  void update(const Context& context);
+
+  // Waits until ready(peer) for all of `peers` that take part in context's operation. kViewChanged: another view has been
+  // adopted meanwhile. `seen(peer)` is the epoch that an error reports. Throws kTimeout, kPeerLost.
+  template <typename Ready, typename Seen>
+  [[nodiscard]] Outcome await_or_change(const Context& context, Phase phase, Epoch wanted,
+                                        std::span<const int> peers, Ready ready, Seen seen);
+
+  // The same, whatever becomes of the view.
+  template <typename Ready, typename Seen>
+  void await(const Context& context, Phase phase, Epoch wanted, std::span<const int> peers,
+             Ready ready, Seen seen) {
+    while (await_or_change(context, phase, wanted, peers, ready, seen) == Outcome::kViewChanged) {
+    }
+  }
+
+  // Agrees with all who take part on the plan of a dispatch. kViewChanged: ask again.
+  [[nodiscard]] Outcome agree_on_plan(const Context& context, Plan& plan);
+  // This rank is done with a dispatch.
+  void finish(const Context& context, const Plan& plan) {
+    membership_.tell(layout::finished(context.epoch),
+                     layout::make_word(context.epoch, plan.generation));
+  }
+
+  // Brackets writing of rows into peers' memory. kViewChanged: nothing may be written.
+  [[nodiscard]] Outcome begin_writing(const Context& context);
+  void end_writing() { membership_.end_writing(); }
+
+  // Tells all ranks that operations cannot go on as they are.
+  void fail(const Error& error);
+
+  // --- asked for by the caller, between operations; `next` is the epoch of the next one ---
+  void mask(int rank, const Context& next);
+  void unmask(int rank, const Context& next);
+  // Meets all other active ranks, or, if this one is masked, waits to be let in. Returns the epoch
+  // to go on with.
+  [[nodiscard]] Epoch recover(Epoch next);
+
+  // Why the view at hand was decided, if something had gone wrong.
+  [[nodiscard]] const std::optional<runtime::Failure>& cause() const {
+    return membership_.view().cause;
+  }
+
+ private:
+  struct Missing {
+    std::vector<int> late;
+    std::vector<int> gone;  // of these: ended or left
+  };
+
+  void adopt(runtime::View view, const Context& context);
+  void list_active();
+  [[nodiscard]] bool propose(runtime::View next);
+  void mask(std::span<const int> ranks, const runtime::Failure& cause);
+  void await_silence(int rank, const Context& context);
+  // Somebody did not come: throws or masks. False: those who are missing wait for others
+  // themselves, who are given as long again.
+  [[nodiscard]] bool give_up(const Context& context, Phase phase, Epoch wanted,
+                             const Missing& missing, Epoch seen, std::chrono::nanoseconds waited,
+                             bool last_chance);
+  [[nodiscard]] std::vector<int> not_waiting(std::span<const int> ranks) const;
+  [[nodiscard]] int end_of_chain(int rank) const;
+  void tell_waiting_for(const Context& context, int rank_or_none) {
+    membership_.tell(layout::Status::kAt,
+                     layout::make_word(context.epoch, static_cast<std::uint32_t>(rank_or_none + 1)));
+  }
+
+  int rank_;
+  int num_ranks_;
+  OnTimeout on_timeout_;
+  Waiter waiter_;
+  runtime::Membership membership_;
+  std::function<void()> ring_;
+  std::function<void(std::span<const int>)> lost_;
+  std::vector<bool> is_active_;  // by rank
+  std::vector<bool> is_new_;     // an operation before its first may still be at work
+  bool any_new_ = false;
+  std::vector<int> active_;
+  std::vector<int> participants_;  // scratch of participants()
+  std::uint32_t settled_ = 0;  // generation that all who take part are known to have adopted
+};
+
+template <typename Ready, typename Seen>
+Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted,
+                               std::span<const int> peers, Ready ready, Seen seen) {
+  std::size_t next = 0;  // all before it are ready
+  const auto all_ready = [&] {
+    while (next < peers.size() && (!takes_part(peers[next], context.epoch) || ready(peers[next]))) ++next;
+    return next == peers.size();
+  };
+  for (bool last_chance = false; !all_ready(); last_chance = true) {
+    tell_waiting_for(context, peers[next]);
+    // A rank that is gone may have been ready before.
+    const auto lost = [&](int peer) {
+      return takes_part(peer, context.epoch) && membership_.is_gone(peer) && !ready(peer);
+    };
+    const auto waited =
+        waiter_.wait([&] { return all_ready() || membership_.changed(); },
+                     [&] { return std::any_of(peers.begin() + next, peers.end(), lost); });
+    tell_waiting_for(context, -1);
+    if (next == peers.size()) break;
+    if (membership_.changed()) {
+      update(context);
+      return Outcome::kViewChanged;
+    }
+    Missing missing;
+    for (const int peer : peers.subspan(next)) {
+      if (lost(peer)) missing.gone.push_back(peer);
+      if (takes_part(peer, context.epoch) && !ready(peer)) missing.late.push_back(peer);
+    }
+    if (missing.late.empty()) break;  // the last one came while the clock ran out
+    if (give_up(context, phase, wanted, missing, seen(missing.late.front()), *waited,
+                last_chance)) {
+      update(context);
+      return Outcome::kViewChanged;
+    }
+  }
+  return Outcome::kReady;
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,124 @@
+// What a caller asks for between operations: ranks masked and let in again, and a new start after
+// operations have failed.
+#include <algorithm>
+
+#include "backend/cpu/peers.h"
+#include "tandem/error.h"
+
+namespace tandem::cpu {
+
+using layout::Status;
+
+void Peers::mask(int rank, const Context& next) {
+  if (rank == rank_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "rank " + std::to_string(rank) + " cannot mask itself; destroy its buffer instead");
+  }
+  for (update(next); is_active_[rank]; update(next)) {
+    runtime::View view = membership_.view();
+    view.active[rank] = false;
+    view.cause = runtime::Failure{
+        .info = {.code = ErrorCode::kMasked, .peer = rank},
+        .message = "rank " + std::to_string(rank_) + " has called mask(" + std::to_string(rank) +
+                   ")"};
+    static_cast<void>(propose(std::move(view)));
+  }
+}
+
+void Peers::unmask(int rank, const Context& next) {
+  for (update(next); !is_active_[rank]; update(next)) {
+    const Word knocks = membership_.ask(rank, Status::kKnocks);
+    if (knocks == 0 || membership_.is_gone(rank)) {
+      throw Error(ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
+                  "rank " + std::to_string(rank) +
+                      " does not wait to be let in: it calls recover() first");
+    }
+    runtime::View view = membership_.view();
+    view.active[rank] = true;
+    // Peers may have begun the operation after the next, but not the one behind that, which this
+    // rank would have to be done with the next one for. By then all see this view. And beyond what
+    // the rank itself has sent.
+    const Epoch theirs = layout::value_of(knocks) + 1;
+    view.from[rank] = layout::has_reached(theirs, next.epoch + 2) ? theirs : next.epoch + 2;
+    view.cause.reset();
+    static_cast<void>(propose(std::move(view)));
+  }
+}
+
+Epoch Peers::recover(Epoch next) {
+  const Context context{.operation = Operation::kNone, .epoch = next};
+  for (;;) {
+    if (membership_.changed()) adopt(membership_.newest(), context);
+    const runtime::View& view = membership_.view();
+
+    if (!is_active_[rank_]) {
+      membership_.tell(Status::kKnocks, layout::make_word(1, next));
+      const auto waited =
+          waiter_.wait([&] { return membership_.changed(); }, [] { return false; });
+      if (!waited) continue;
+      membership_.tell(Status::kKnocks, 0);
+      throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                            .phase = Phase::kMembership,
+                            .waited = *waited,
+                            .limit = waiter_.limit()},
+                  "rank " + std::to_string(rank_) +
+                      " is masked, and no active rank has called unmask(" +
+                      std::to_string(rank_) + ") to let it in");
+    }
+    // Let in, or recovered together with the others.
+    if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
+      membership_.tell(Status::kKnocks, 0);
+      return view.from[rank_];
+    }
+    if (view.round == 0) {
+      runtime::View first = view;
+      first.round = first.generation + 1;
+      first.cause.reset();
+      static_cast<void>(propose(std::move(first)));
+      continue;
+    }
+
+    const std::uint32_t round = view.round;
+    membership_.tell(Status::kRecovering, layout::make_word(round, next));
+    ring_();
+    const auto has_come = [&](int rank) {
+      return layout::epoch_of(membership_.ask(rank, Status::kRecovering)) == round;
+    };
+    const auto all_have_come = [&] { return std::all_of(active_.begin(), active_.end(), has_come); };
+    const std::optional<std::chrono::nanoseconds> waited = waiter_.wait(
+        [&] { return all_have_come() || membership_.changed(); },
+        [&] {
+          return std::any_of(active_.begin(), active_.end(), [&](int rank) {
+            return !has_come(rank) && membership_.is_gone(rank);
+          });
+        });
+    if (membership_.changed()) continue;
+
+    runtime::View after = view;
+    if (waited && !all_have_come()) {
+      // Whoever is gone, or has not come in time, is left behind.
+      std::vector<int> missing;
+      for (const int rank : active_) {
+        if (!has_come(rank) && (*waited >= waiter_.limit() || membership_.is_gone(rank))) {
+          missing.push_back(rank);
+        }
+      }
+      for (const int rank : missing) after.active[rank] = false;
+      static_cast<void>(propose(std::move(after)));
+      continue;
+    }
+    Epoch from = next;
+    for (const int rank : active_) {
+      const auto theirs =
+          static_cast<Epoch>(layout::value_of(membership_.ask(rank, Status::kRecovering)));
+      if (layout::has_reached(theirs, from)) from = theirs;
+    }
+    // Beyond whatever anybody may have sent.
+    for (const int rank : active_) after.from[rank] = from + 2;
+    after.round = 0;
+    after.cause.reset();
+    static_cast<void>(propose(std::move(after)));
+  }
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,164 @@
+#include "runtime/membership.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+namespace tandem::runtime {
+namespace {
+
+constexpr std::uint32_t kFirstGeneration = 1;
+
+// A proposal cannot be read while its slot is being reused, which takes kNumViews decisions during
+// one reading: that often in a row only if somebody scribbles on the board.
+constexpr int kMaxReadings = 1000;
+
+Word decision_of(std::uint32_t generation, int proposer) {
+  return layout::make_word(generation, static_cast<std::uint32_t>(proposer));
+}
+
+int proposer_of(Word decision, int num_ranks) {
+  return static_cast<int>(layout::value_of(decision) % static_cast<std::uint32_t>(num_ranks));
+}
+
+}  // namespace
+
+Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch)
+    : rank_(bootstrap.rank()),
+      num_ranks_(num_ranks),
+      board_(num_ranks),
+      memory_(bootstrap, "tandem board", board_.size_bytes()),
+      view_{.generation = kFirstGeneration,
+            .active = std::vector<bool>(num_ranks),
+            .from = std::vector<Epoch>(num_ranks, first_epoch)},
+      decision_(decision_of(kFirstGeneration, 0)),
+      process_(own_process()) {
+  std::fill_n(view_.active.begin(), bootstrap.size(), true);
+  // Peers see what is written here through the caller's barrier.
+  if (rank_ == 0) {
+    write(view_, 0);
+    word(board_.decision()).store(decision_, std::memory_order_relaxed);
+  }
+  tell(Status::kAcked, kFirstGeneration);
+  // Of no operation to come.
+  tell(Status::kFinishedEven, layout::make_word(first_epoch - 1, 0));
+  tell(Status::kFinishedOdd, layout::make_word(first_epoch - 1, 0));
+  tell(Status::kAt, layout::make_word(first_epoch - 1, 0));
+  tell(Status::kIncarnation, 1);
+  tell(Status::kProcess, process_.process);
+  tell(Status::kStartTime, process_.start_time);
+  tell(Status::kNamespace, process_.pid_namespace);
+}
+
+Membership::~Membership() { tell(Status::kLeft, 1); }
+
+void Membership::write(const View& view, int previous_proposer) {
+  const std::int64_t begin = board_.view(rank_, view.generation);
+  std::vector<Word> words(static_cast<std::size_t>(board_.view_words()));
+  auto next = words.begin();
+  *next++ = layout::make_word(view.generation, view.round);
+  *next++ = static_cast<Word>(previous_proposer);
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (view.active[rank]) next[rank / 64] |= Word{1} << (rank % 64);
+  }
+  next += board_.active_words();
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    next[rank / 2] |= Word{view.from[rank]} << (rank % 2 * 32);
+  }
+  next += board_.from_words();
+  if (view.cause) {
+    std::vector<std::byte> cause = encode(*view.cause);
+    cause.resize(std::min<std::size_t>(cause.size(), layout::kCauseBytes));
+    *next++ = cause.size();
+    std::memcpy(&*next, cause.data(), cause.size());
+  }
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    word(begin + static_cast<std::int64_t>(i * sizeof(Word)))
+        .store(words[i], std::memory_order_relaxed);
+  }
+}
+
+bool Membership::propose(View next) {
+  next.generation = view_.generation + 1;
+  write(next, view_.proposer);
+  Word expected = decision_;
+  // Releases the proposal; pairs with the acquire in newest. In one order with the flags of
+  // begin_writing.
+  return word(board_.decision())
+      .compare_exchange_strong(expected, decision_of(next.generation, rank_),
+                               std::memory_order_seq_cst);
+}
+
+std::optional<Membership::Read> Membership::read(int proposer, std::uint32_t generation) const {
+  const std::int64_t begin = board_.view(proposer, generation);
+  std::vector<Word> words(static_cast<std::size_t>(board_.view_words()));
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    words[i] = word(begin + static_cast<std::int64_t>(i * sizeof(Word)))
+                   .load(std::memory_order_acquire);
+  }
+  // A proposer takes the same slot again no sooner than for the view kNumViews later, and writes it
+  // after it has seen the one before that decided.
+  const Word now = word(board_.decision()).load(std::memory_order_relaxed);
+  if (layout::epoch_of(now) - generation >= layout::kNumViews - 1) return {};
+
+  auto next = words.begin();
+  if (layout::epoch_of(*next) != generation) return {};
+  Read result{.view = {.generation = generation,
+                       .proposer = proposer,
+                       .round = layout::value_of(*next++),
+                       .active = std::vector<bool>(num_ranks_),
+                       .from = std::vector<Epoch>(num_ranks_)},
+              .previous_proposer = static_cast<int>(*next++ % static_cast<Word>(num_ranks_))};
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    result.view.active[rank] = (next[rank / 64] >> (rank % 64) & 1) != 0;
+  }
+  next += board_.active_words();
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    result.view.from[rank] = static_cast<Epoch>(next[rank / 2] >> (rank % 2 * 32));
+  }
+  next += board_.from_words();
+  const Word size = std::min<Word>(*next++, layout::kCauseBytes);
+  if (size > 0) {
+    result.view.cause =
+        decode_failure({reinterpret_cast<const std::byte*>(&*next), static_cast<std::size_t>(size)});
+  }
+  return result;
+}
+
+View Membership::newest() const {
+  for (int reading = 0; reading < kMaxReadings; ++reading) {
+    const Word now = word(board_.decision()).load(std::memory_order_seq_cst);
+    std::optional<Read> found = read(proposer_of(now, num_ranks_), layout::epoch_of(now));
+    if (found) return std::move(found->view);
+  }
+  throw Error(ErrorCode::kMismatch, "the membership board of this buffer is damaged");
+}
+
+std::optional<View> Membership::find(std::uint32_t generation) const {
+  const Word now = word(board_.decision()).load(std::memory_order_seq_cst);
+  int proposer = proposer_of(now, num_ranks_);
+  for (std::uint32_t at = layout::epoch_of(now);; --at) {
+    std::optional<Read> found = read(proposer, at);
+    if (!found) return {};
+    if (at == generation) return std::move(found->view);
+    proposer = found->previous_proposer;
+  }
+}
+
+void Membership::adopt(View view) {
+  view_ = std::move(view);
+  decision_ = decision_of(view_.generation, view_.proposer);
+  tell(Status::kAcked, view_.generation);
+}
+
+bool Membership::is_gone(int rank) const {
+  if (rank == rank_) return false;
+  if (ask(rank, Status::kLeft) != 0) return true;
+  const ProcessIdentity process{.process = ask(rank, Status::kProcess),
+                                .start_time = ask(rank, Status::kStartTime),
+                                .pid_namespace = ask(rank, Status::kNamespace)};
+  return process != process_ && runtime::is_gone(process);
+}
+
+}  // namespace tandem::runtime

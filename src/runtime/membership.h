@@ -1,0 +1,122 @@
+// Who takes part in a buffer's operations: one view after another, on which all ranks agree.
+// docs/failures.md says how ranks use it; layout/board.h where it lies.
+//
+// Views are numbered. Whoever wants the next one writes it into its own cell of the board and then
+// changes the decision word from the view that it knows to its own, by compare-and-swap: of
+// several proposals one wins, for everybody, in the time of one such exchange, and no rank's death
+// holds it up.
+//
+// Thread safety: one caller at a time; peers act on the same memory at any time.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "layout/board.h"
+#include "runtime/bootstrap.h"
+#include "runtime/common_memory.h"
+#include "runtime/failure.h"
+#include "runtime/process_identity.h"
+
+namespace tandem::runtime {
+
+using layout::Epoch;
+using layout::Status;
+using layout::Word;
+
+struct View {
+  std::uint32_t generation = 0;
+  int proposer = 0;
+  // Not 0: operations have failed, and a recovery of this number must come first.
+  std::uint32_t round = 0;
+  std::vector<bool> active;        // by rank
+  std::vector<Epoch> from;         // by rank: the first epoch that it takes part in
+  std::optional<Failure> cause{};  // why it was decided, if something went wrong
+};
+
+class Membership {
+ public:
+  // Collective. The first view: the ranks of `bootstrap` are active, further ones up to `num_ranks`
+  // are not.
+  Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch);
+  ~Membership();
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int num_ranks() const { return num_ranks_; }
+
+  // The view that this rank has adopted.
+  [[nodiscard]] const View& view() const { return view_; }
+  // Has another been decided since? Sequentially consistent: see begin_writing.
+  [[nodiscard]] bool changed() const {
+    return word(board_.decision()).load(std::memory_order_seq_cst) != decision_;
+  }
+  // Throws kMismatch if the board is damaged.
+  [[nodiscard]] View newest() const;
+  // A view decided lately, by its number; nothing if it is too old to be known.
+  [[nodiscard]] std::optional<View> find(std::uint32_t generation) const;
+  void adopt(View view);
+
+  // Proposes `next` to follow the adopted view (its number is set here). Did it win? If not, another
+  // did: adopt that and think again.
+  bool propose(View next);
+
+  // Status words, a rank's own and its peers'.
+  void tell(Status which, Word value) {
+    own(which).store(value, std::memory_order_release);  // pairs with the acquire in ask
+  }
+  [[nodiscard]] Word ask(int rank, Status which) const {
+    return word(board_.status(rank, which)).load(std::memory_order_acquire);
+  }
+
+  // Brackets writes of rows into peers' memory. False: another view has been decided, nothing may
+  // be written. The flag's store comes before the look at the decision, and who decides looks at the
+  // flag afterwards, all in one order (seq_cst): either the writer sees the new view, or the others
+  // see that it writes and wait.
+  [[nodiscard]] bool begin_writing() {
+    own(Status::kWriting).store(1, std::memory_order_seq_cst);
+    if (!changed()) return true;
+    end_writing();
+    return false;
+  }
+  // Pairs with the acquire in may_be_writing: the rows come before it.
+  void end_writing() { own(Status::kWriting).store(0, std::memory_order_release); }
+  [[nodiscard]] bool may_be_writing(int rank) const {
+    return word(board_.status(rank, Status::kWriting)).load(std::memory_order_seq_cst) != 0 &&
+           !is_gone(rank);
+  }
+
+  // Will this rank never act again? Its buffer has been destroyed or its process has ended.
+  [[nodiscard]] bool is_gone(int rank) const;
+
+ private:
+  [[nodiscard]] std::atomic_ref<Word> word(std::int64_t offset) const {
+    return std::atomic_ref<Word>(*reinterpret_cast<Word*>(memory_.data() + offset));
+  }
+  [[nodiscard]] std::atomic_ref<Word> own(Status which) const {
+    return word(board_.status(rank_, which));
+  }
+  void write(const View& view, int previous_proposer);
+  // The view of `generation` as `proposer` wrote it, and who proposed the one before; nothing if it
+  // has been overwritten.
+  struct Read {
+    View view;
+    int previous_proposer = 0;
+  };
+  [[nodiscard]] std::optional<Read> read(int proposer, std::uint32_t generation) const;
+
+  int rank_ = 0;
+  int num_ranks_ = 1;
+  layout::Board board_;
+  CommonMemory memory_;
+  View view_;
+  Word decision_ = 0;  // the decision word of view_
+  ProcessIdentity process_;
+};
+
+}  // namespace tandem::runtime
