@@ -221,11 +221,13 @@ class Buffer {
 
   // --- Losing ranks and finding them again (CPU; kUnsupported elsewhere). docs/failures.md ---
   //
-  // A masked rank is neither written to nor waited for. Its experts contribute nothing: what selects
-  // them is dropped like a negative index, weights are not renormalised, and a token whose experts
-  // are all masked gives zeros. All ranks that are not masked go on with the same mask at any time.
+  // A masked rank is neither written to nor waited for. Its experts contribute nothing: what
+  // selects them is dropped like a negative index, weights are not renormalised, and a token whose
+  // experts are all masked gives zeros. All ranks that are not masked go on with the same mask at
+  // any time.
 
-  // By rank: true for a rank that takes part, false for one that is masked.
+  // By rank: false for one that is masked, as far as this rank has noticed; true for all others,
+  // also one that unmask() has let in and whose first operation is still to come.
   [[nodiscard]] std::vector<bool> active() const;
 
   // Masks a rank, on all ranks from their next operation at the latest; called by any active rank,

@@ -65,11 +65,11 @@ enum class Operation : std::uint8_t { kNone = 0, kDispatch = 1, kCombine = 2 };
 // Where an operation stood when something went wrong.
 enum class Phase : std::uint8_t {
   kNone = 0,
-  kSetup = 1,       // rendezvous, making a buffer
-  kEnter = 2,       // waiting until every peer has completed the operation before last
-  kHeader = 3,      // waiting for a peer's header and counts
-  kRows = 4,        // waiting for a peer's rows (dispatch: arrived)
-  kReady = 5,       // waiting for a peer's expert outputs (combine: ready)
+  kSetup = 1,        // rendezvous, making a buffer
+  kEnter = 2,        // waiting until every peer has completed the operation before last
+  kHeader = 3,       // waiting for a peer's header and counts
+  kRows = 4,         // waiting for a peer's rows (dispatch: arrived)
+  kReady = 5,        // waiting for a peer's expert outputs (combine: ready)
   kCombineHalf = 6,  // waiting until peers have read the half of the combine region to be reused
   kMembership = 7    // waiting for peers to take note of who takes part, or to recover
 };

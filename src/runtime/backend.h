@@ -103,6 +103,8 @@ class BackendBuffer {
   virtual void unmask(int rank) = 0;
   virtual void recover() = 0;
   [[nodiscard]] virtual std::vector<bool> active() const = 0;
+  // By rank: who took part in the operation whose phase has run last.
+  [[nodiscard]] virtual std::vector<bool> participants() const = 0;
   [[nodiscard]] virtual std::optional<Error> last_loss() const { return {}; }
 
   // Buffer::last_event.

@@ -96,7 +96,7 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
     }
     throw;
   }
-  handle->active = backend_->active();
+  handle->active = backend_->participants();
   const std::uint64_t operation =
       sequence_.record_dispatch(handle->dispatch.half, options.return_hook);
 
@@ -106,7 +106,7 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
       handle->failed = true;
       end.dispatch(handle->call, Stage::kReceive);
       handle->failed = false;
-      handle->active = end.active();
+      handle->active = end.participants();
     });
   }
   return result;
@@ -226,12 +226,12 @@ Hook BufferState::combine(const ConstTensorView& y, const ConstTensorView& topk_
   }
 
   guarded([&] { backend_->combine(call, options.return_hook ? Stage::kSend : Stage::kBoth); });
-  state.active = backend_->active();
+  state.active = backend_->participants();
   const std::uint64_t operation = sequence_.record_combine(half, options.return_hook);
   if (!options.return_hook) return {};
   return make_hook(operation, [call, handle = handle.state()](BackendBuffer& end) {
     end.combine(call, Stage::kReceive);
-    handle->active = end.active();
+    handle->active = end.participants();
   });
 }
 
@@ -256,9 +256,9 @@ std::vector<bool> BufferState::recover() {
 
 void BufferState::require_rank(int rank) const {
   if (rank >= 0 && rank < plan_.num_ranks) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "rank is " + std::to_string(rank) + "; it must be in [0, " +
-                  std::to_string(plan_.num_ranks) + ")");
+  throw Error(ErrorCode::kInvalidArgument, "rank is " + std::to_string(rank) +
+                                               "; it must be in [0, " +
+                                               std::to_string(plan_.num_ranks) + ")");
 }
 
 void BufferState::check() {

@@ -24,8 +24,8 @@ struct HandleState {
   std::weak_ptr<BufferState> buffer;
   DispatchId dispatch;
   DispatchCall call;
-  core::ResultRows rows;  // of the result
-  bool failed = false;    // its receive phase was refused (kCapacity)
+  core::ResultRows rows;       // of the result
+  bool failed = false;         // its receive phase was refused (kCapacity)
   std::vector<bool> active{};  // by rank, when the last phase of its dispatch or combine ended
 };
 

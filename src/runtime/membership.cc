@@ -94,8 +94,8 @@ std::optional<Membership::Read> Membership::read(int proposer, std::uint32_t gen
   const std::int64_t begin = board_.view(proposer, generation);
   std::vector<Word> words(static_cast<std::size_t>(board_.view_words()));
   for (std::size_t i = 0; i < words.size(); ++i) {
-    words[i] = word(begin + static_cast<std::int64_t>(i * sizeof(Word)))
-                   .load(std::memory_order_acquire);
+    words[i] =
+        word(begin + static_cast<std::int64_t>(i * sizeof(Word))).load(std::memory_order_acquire);
   }
   // A proposer takes the same slot again no sooner than for the view kNumViews later, and writes it
   // after it has seen the one before that decided.
@@ -120,8 +120,8 @@ std::optional<Membership::Read> Membership::read(int proposer, std::uint32_t gen
   next += board_.from_words();
   const Word size = std::min<Word>(*next++, layout::kCauseBytes);
   if (size > 0) {
-    result.view.cause =
-        decode_failure({reinterpret_cast<const std::byte*>(&*next), static_cast<std::size_t>(size)});
+    result.view.cause = decode_failure(
+        {reinterpret_cast<const std::byte*>(&*next), static_cast<std::size_t>(size)});
   }
   return result;
 }

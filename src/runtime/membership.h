@@ -62,8 +62,8 @@ class Membership {
   [[nodiscard]] std::optional<View> find(std::uint32_t generation) const;
   void adopt(View view);
 
-  // Proposes `next` to follow the adopted view (its number is set here). Did it win? If not, another
-  // did: adopt that and think again.
+  // Proposes `next` to follow the adopted view (its number is set here). Did it win? If not,
+  // another did: adopt that and think again.
   bool propose(View next);
 
   // Status words, a rank's own and its peers'.
@@ -75,9 +75,9 @@ class Membership {
   }
 
   // Brackets writes of rows into peers' memory. False: another view has been decided, nothing may
-  // be written. The flag's store comes before the look at the decision, and who decides looks at the
-  // flag afterwards, all in one order (seq_cst): either the writer sees the new view, or the others
-  // see that it writes and wait.
+  // be written. The flag's store comes before the look at the decision, and who decides looks at
+  // the flag afterwards, all in one order (seq_cst): either the writer sees the new view, or the
+  // others see that it writes and wait.
   [[nodiscard]] bool begin_writing() {
     own(Status::kWriting).store(1, std::memory_order_seq_cst);
     if (!changed()) return true;

@@ -8,9 +8,9 @@
 namespace tandem::runtime {
 
 struct ProcessIdentity {
-  std::uint64_t process = 0;         // number, 0: unknown
-  std::uint64_t start_time = 0;      // clock ticks since boot
-  std::uint64_t pid_namespace = 0;   // in which the number counts
+  std::uint64_t process = 0;        // number, 0: unknown
+  std::uint64_t start_time = 0;     // clock ticks since boot
+  std::uint64_t pid_namespace = 0;  // in which the number counts
 
   friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
 };

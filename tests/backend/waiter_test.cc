@@ -39,6 +39,14 @@ TEST(Waiter, ALimitShorterThanAYieldStillEnds) {
   EXPECT_TRUE(waiter.wait([] { return false; }));
 }
 
+TEST(Waiter, EndsBeforeItsLimitWhereThereIsNoHope) {
+  layout::Doorbell doorbell{};
+  Waiter waiter(doorbell, 1h, kCrowded);
+  int looks = 0;
+  EXPECT_TRUE(waiter.wait([] { return false; }, [&] { return ++looks == 2; }));
+  EXPECT_EQ(looks, 2);
+}
+
 TEST(Waiter, NoPublishedWordIsMissedOverManyTurns) {
   // Two threads hand a number back and forth; a lost wake-up would cost a nap of 50 ms each.
   layout::Doorbell doorbells[2]{};

@@ -45,6 +45,9 @@ TEST(Names, AreTheSpellingsOfTheCommandLine) {
   EXPECT_EQ(name(DType::kInt64), "int64");
   EXPECT_EQ(name(Phase::kCombineHalf), "combine half");
   EXPECT_EQ(name(ErrorCode::kFailedBuffer), "failed buffer");
+  EXPECT_EQ(name(ErrorCode::kMasked), "masked");
+  EXPECT_EQ(name(Phase::kMembership), "membership");
+  EXPECT_EQ(name(OnTimeout::kMask), "mask");
   EXPECT_EQ(name(Operation::kDispatch), "dispatch");
   EXPECT_EQ(name(static_cast<Format>(77)), "unknown");
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "layout/block.h"
+#include "layout/board.h"
 #include "layout/control_word.h"
 #include "layout/row.h"
 #include "tandem/types.h"
@@ -32,13 +33,28 @@ static_assert(number(Operation::kNone) == 0 && number(Operation::kDispatch) == 1
 static_assert(number(Phase::kNone) == 0 && number(Phase::kSetup) == 1 &&
               number(Phase::kEnter) == 2 && number(Phase::kHeader) == 3 &&
               number(Phase::kRows) == 4 && number(Phase::kReady) == 5 &&
-              number(Phase::kCombineHalf) == 6);
+              number(Phase::kCombineHalf) == 6 && number(Phase::kMembership) == 7);
+static_assert(number(OnTimeout::kFail) == 0 && number(OnTimeout::kMask) == 1);
 static_assert(kMaxHidden == 65536 && kMaxTopk == 64 && kMaxRanks == 1024 && kFp8GroupSize == 128);
 
 static_assert(sizeof(Word) == 8 && sizeof(Epoch) == 4);
 static_assert(make_word(0x12345678, 0x9abcdef0) == 0x123456789abcdef0ULL);
 static_assert(encode(Header{Operation::kDispatch, 0, 0x1234567}) == 0x21234567U);
 static_assert(encode(Header{Operation::kCombine, 1, 0xfffffff}) == 0x5fffffffU);
+// The membership board of three ranks.
+static_assert(number(Status::kAcked) == 0 && number(Status::kFinishedEven) == 1 &&
+              number(Status::kFinishedOdd) == 2 && number(Status::kAt) == 3 &&
+              number(Status::kWriting) == 4 && number(Status::kRecovering) == 5 &&
+              number(Status::kKnocks) == 6 && number(Status::kLeft) == 7 &&
+              number(Status::kIncarnation) == 8 && number(Status::kProcess) == 9 &&
+              number(Status::kStartTime) == 10 && number(Status::kNamespace) == 11);
+static_assert(kNumViews == 8 && kCauseBytes == 1024);
+static_assert(Board(3).decision() == 0 && Board(3).status(0, Status::kAt) == 128 + 24);
+static_assert(Board(3).view_words() == 2 + 1 + 2 + 1 + 128);
+static_assert(Board(3).view(0, 8) == 256 && Board(3).view(0, 9) == 256 + 134 * 8);
+static_assert(Board(3).status(1, Status::kAcked) == 128 + 8704);
+static_assert(Board(3).size_bytes() == 28672);
+
 static_assert(kNumArguments == 3 && number(Argument::kMaxTokens) == 0 &&
               number(Argument::kShape) == 1 && number(Argument::kAlignment) == 2);
 static_assert(encode(ShapeArgument{.hidden = 7168,

@@ -137,6 +137,27 @@ Scenario solve(const Shape& shape, reference::Problem problem) {
   return scenario;
 }
 
+Scenario without(const Scenario& scenario, const std::vector<int>& masked) {
+  const auto is_masked = [&](int rank) {
+    return std::find(masked.begin(), masked.end(), rank) != masked.end();
+  };
+  std::vector<bool> lost(scenario.problem.num_experts);
+  for (int rank = 0; rank < scenario.problem.num_ranks; ++rank) {
+    if (!is_masked(rank)) continue;
+    for (const int expert : scenario.received[rank].experts) lost[expert] = true;
+  }
+  reference::Problem problem = scenario.problem;
+  for (int rank = 0; rank < problem.num_ranks; ++rank) {
+    if (is_masked(rank)) problem.ranks[rank] = {};
+    for (std::int64_t& expert : problem.ranks[rank].topk_idx) {
+      if (expert >= 0 && lost[expert]) expert = -1;
+    }
+  }
+  Scenario rest = solve(scenario.shape, std::move(problem));
+  rest.problem.ranks = scenario.problem.ranks;
+  return rest;
+}
+
 Scenario make_scenario(const Shape& shape) { return solve(shape, make_problem(shape)); }
 
 std::vector<Scenario> make_scenarios(const std::vector<Shape>& shapes) {

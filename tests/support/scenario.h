@@ -66,6 +66,10 @@ struct Scenario {
 [[nodiscard]] reference::Problem make_problem(const Shape& shape);
 [[nodiscard]] Scenario solve(const Shape& shape, reference::Problem problem);
 
+// The same inputs, and what must come out where these ranks are masked: they bring no tokens, and
+// what selects their experts selects nothing.
+[[nodiscard]] Scenario without(const Scenario& scenario, const std::vector<int>& masked);
+
 // A buffer that serves this shape and no more; memory as small as that allows.
 [[nodiscard]] BufferOptions options_for(const Shape& shape);
 

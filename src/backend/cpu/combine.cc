@@ -24,13 +24,13 @@ void CpuBuffer::fill_arguments(const runtime::CombineCall& call, Arguments& argu
 void CpuBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage) {
   if (sends(stage)) {
     const Context context{Operation::kCombine, next_epoch_++};
-    run([&] { send_combine(call, context); });
+    run(context.epoch, [&] { send_combine(call, context); });
     held_.push_back(context.epoch);
   }
   if (receives(stage)) {
     const Context context{Operation::kCombine, held_.front()};
     held_.pop_front();
-    run([&] { receive_combine(call, context); });
+    run(context.epoch, [&] { receive_combine(call, context); });
   }
 }
 

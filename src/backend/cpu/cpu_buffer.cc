@@ -224,7 +224,9 @@ void CpuBuffer::publish_completed(Epoch epoch) {
 void CpuBuffer::acquire_combine_half(int half) {
   const std::optional<Epoch> last = halves_[half].combine_epoch;
   if (!last) return;
-  run([&] { await_completed({Operation::kCombine, next_epoch_}, Phase::kCombineHalf, *last); });
+  run(next_epoch_, [&] {
+    await_completed({Operation::kCombine, next_epoch_}, Phase::kCombineHalf, *last);
+  });
 }
 
 void CpuBuffer::forget_absent(const Context& context, Half& half) {
@@ -258,6 +260,14 @@ std::vector<bool> CpuBuffer::active() const {
   std::vector<bool> active(plan_.num_ranks);
   for (const int rank : peers_.active()) active[rank] = true;
   return active;
+}
+
+std::vector<bool> CpuBuffer::participants() const {
+  std::vector<bool> participants(plan_.num_ranks);
+  for (const int rank : peers_.active()) {
+    participants[rank] = peers_.takes_part(rank, last_epoch_);
+  }
+  return participants;
 }
 
 std::optional<Error> CpuBuffer::last_loss() const {

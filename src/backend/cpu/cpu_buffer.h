@@ -40,6 +40,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void unmask(int rank) override { peers_.unmask(rank, next()); }
   void recover() override;
   [[nodiscard]] std::vector<bool> active() const override;
+  [[nodiscard]] std::vector<bool> participants() const override;
   [[nodiscard]] std::optional<Error> last_loss() const override;
 
  private:
@@ -87,7 +88,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] bool has_arrived(const Context& context, int peer, std::uint32_t plan) const;
   // Runs one stage of an operation; tells peers of a failure that leaves them waiting.
   template <typename Action>
-  void run(Action&& action) {
+  void run(Epoch epoch, Action&& action) {
+    last_epoch_ = epoch;
     try {
       action();
     } catch (const Error& error) {
@@ -141,6 +143,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   std::vector<std::int64_t> landing_begin_;        // [E]: slotted: landing row of a source's slot 0
   std::deque<Epoch> held_;                         // epochs sent and not yet received, oldest first
   Epoch next_epoch_;
+  Epoch last_epoch_ = 0;  // of the operation whose phase has run last
 };
 
 // How a dispatch's or a combine's arguments travel beside the header.

@@ -55,13 +55,13 @@ void CpuBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage
     half.sent.swap(sent_);
     const Context context{Operation::kDispatch, next_epoch_++};
     half.dispatch_epoch = context.epoch;
-    run([&] { send_dispatch(call, context); });
+    run(context.epoch, [&] { send_dispatch(call, context); });
     held_.push_back(context.epoch);
   }
   if (receives(stage)) {
     const Context context{Operation::kDispatch, held_.front()};
     held_.pop_front();
-    run([&] { receive_dispatch(call, context); });
+    run(context.epoch, [&] { receive_dispatch(call, context); });
   }
 }
 
@@ -87,6 +87,7 @@ void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Contex
   const bool packed = call.placement == Placement::kPacked;
   Plan& plan = received_plan_;
   std::uint32_t written = 0;  // the plan by which this rank's rows lie where they are
+  peers_.update(context);
   for (;;) {
     await_headers(context, Phase::kHeader, peers_.participants(context), arguments);
     if (peers_.agree_on_plan(context, plan) == Outcome::kViewChanged) continue;
@@ -118,8 +119,10 @@ void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& co
       continue;
     }
     // Pairs with the release in publish_header.
-    const bool came = layout::epoch_of(word(plan_.rank, plan_.block.header(parity, source))
-                                           .load(std::memory_order_acquire)) == context.epoch;
+    const bool came =
+        layout::epoch_of(
+            word(plan_.rank, plan_.block.header(parity, source)).load(std::memory_order_acquire)) ==
+        context.epoch;
     const int reader = came || plan.witness < 0 ? plan_.rank : plan.witness;
     for (int expert = 0; expert < num_experts; ++expert) {
       const Word count =
@@ -132,8 +135,8 @@ void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& co
                               .peer = source,
                               .expected = most,
                               .seen = layout::value_of(count)},
-                    "rank " + std::to_string(source) + " published an impossible count for expert " +
-                        std::to_string(expert));
+                    "rank " + std::to_string(source) +
+                        " published an impossible count for expert " + std::to_string(expert));
       }
       row[expert] = static_cast<std::int32_t>(layout::value_of(count));
     }

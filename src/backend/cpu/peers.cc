@@ -82,8 +82,8 @@ void Peers::begin(const Context& context) {
   // Two operations before this one may be at work yet. Epochs are compared while they are near each
   // other: a rank must not be new for ever.
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    is_new_[rank] = is_new_[rank] &&
-                    !layout::has_reached(context.epoch - 2, membership_.view().from[rank]);
+    is_new_[rank] =
+        is_new_[rank] && !layout::has_reached(context.epoch - 2, membership_.view().from[rank]);
   }
   list_active();
 }
@@ -114,7 +114,8 @@ void Peers::adopt(runtime::View view, const Context& context) {
   const runtime::View& known = membership_.view();
   std::vector<int> lost;
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    const bool stays = known.active[rank] && view.active[rank] && view.from[rank] == known.from[rank];
+    const bool stays =
+        known.active[rank] && view.active[rank] && view.from[rank] == known.from[rank];
     if (stays) continue;
     if (is_active_[rank]) lost.push_back(rank);
     is_active_[rank] = view.active[rank];
@@ -128,11 +129,11 @@ void Peers::adopt(runtime::View view, const Context& context) {
 }
 
 // A rank that was stopped while it wrote rows may go on writing when it wakes up, wherever this
-// operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve another.
+// operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve
+// another.
 void Peers::await_silence(int rank, const Context& context) {
   if (!membership_.may_be_writing(rank)) return;
-  const auto waited =
-      waiter_.wait([&] { return !membership_.may_be_writing(rank); }, [] { return false; });
+  const auto waited = waiter_.wait([&] { return !membership_.may_be_writing(rank); });
   if (!waited) return;
   throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
                         .operation = context.operation,
@@ -161,7 +162,8 @@ std::vector<int> Peers::not_waiting(std::span<const int> ranks) const {
   return result;
 }
 
-// The rank at the end of "waits for a rank that waits for ..."; where that leads in a circle, `rank`.
+// The rank at the end of "waits for a rank that waits for ..."; where that leads in a circle,
+// `rank`.
 int Peers::end_of_chain(int rank) const {
   int at = rank;
   for (int steps = 0; steps < num_ranks_; ++steps) {
@@ -198,8 +200,7 @@ bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Mis
       .message = "rank " + std::to_string(rank_) + " waited for " +
                  runtime::list_ranks(missing.late) + ' ' + std::string(awaited(phase)) + "; " +
                  runtime::list_ranks(culprits) +
-                 (gone ? " has ended"
-                       : ": " + standing(membership_.ask(culprit, Status::kAt)))};
+                 (gone ? " has ended" : ": " + standing(membership_.ask(culprit, Status::kAt)))};
   if (on_timeout_ == OnTimeout::kFail) failure.raise();
   mask(culprits, failure);
   return true;

@@ -61,8 +61,9 @@ class Peers {
   // Takes note of a new view, if there is one; throws as begin.
   void update(const Context& context);
 
-  // Waits until ready(peer) for all of `peers` that take part in context's operation. kViewChanged: another view has been
-  // adopted meanwhile. `seen(peer)` is the epoch that an error reports. Throws kTimeout, kPeerLost.
+  // Waits until ready(peer) for all of `peers` that take part in context's operation. kViewChanged:
+  // another view has been adopted meanwhile. `seen(peer)` is the epoch that an error reports.
+  // Throws kTimeout, kPeerLost.
   template <typename Ready, typename Seen>
   [[nodiscard]] Outcome await_or_change(const Context& context, Phase phase, Epoch wanted,
                                         std::span<const int> peers, Ready ready, Seen seen);
@@ -121,8 +122,9 @@ class Peers {
   [[nodiscard]] std::vector<int> not_waiting(std::span<const int> ranks) const;
   [[nodiscard]] int end_of_chain(int rank) const;
   void tell_waiting_for(const Context& context, int rank_or_none) {
-    membership_.tell(layout::Status::kAt,
-                     layout::make_word(context.epoch, static_cast<std::uint32_t>(rank_or_none + 1)));
+    membership_.tell(
+        layout::Status::kAt,
+        layout::make_word(context.epoch, static_cast<std::uint32_t>(rank_or_none + 1)));
   }
 
   int rank_;
@@ -137,7 +139,7 @@ class Peers {
   bool any_new_ = false;
   std::vector<int> active_;
   std::vector<int> participants_;  // scratch of participants()
-  std::uint32_t settled_ = 0;  // generation that all who take part are known to have adopted
+  std::uint32_t settled_ = 0;      // generation that all who take part are known to have adopted
 };
 
 template <typename Ready, typename Seen>
@@ -145,7 +147,8 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
                                std::span<const int> peers, Ready ready, Seen seen) {
   std::size_t next = 0;  // all before it are ready
   const auto all_ready = [&] {
-    while (next < peers.size() && (!takes_part(peers[next], context.epoch) || ready(peers[next]))) ++next;
+    while (next < peers.size() && (!takes_part(peers[next], context.epoch) || ready(peers[next])))
+      ++next;
     return next == peers.size();
   };
   for (bool last_chance = false; !all_ready(); last_chance = true) {

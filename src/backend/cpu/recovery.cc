@@ -17,10 +17,9 @@ void Peers::mask(int rank, const Context& next) {
   for (update(next); is_active_[rank]; update(next)) {
     runtime::View view = membership_.view();
     view.active[rank] = false;
-    view.cause = runtime::Failure{
-        .info = {.code = ErrorCode::kMasked, .peer = rank},
-        .message = "rank " + std::to_string(rank_) + " has called mask(" + std::to_string(rank) +
-                   ")"};
+    view.cause = runtime::Failure{.info = {.code = ErrorCode::kMasked, .peer = rank},
+                                  .message = "rank " + std::to_string(rank_) + " has called mask(" +
+                                             std::to_string(rank) + ")"};
     static_cast<void>(propose(std::move(view)));
   }
 }
@@ -29,9 +28,9 @@ void Peers::unmask(int rank, const Context& next) {
   for (update(next); !is_active_[rank]; update(next)) {
     const Word knocks = membership_.ask(rank, Status::kKnocks);
     if (knocks == 0 || membership_.is_gone(rank)) {
-      throw Error(ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
-                  "rank " + std::to_string(rank) +
-                      " does not wait to be let in: it calls recover() first");
+      throw Error(
+          ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
+          "rank " + std::to_string(rank) + " does not wait to be let in: it calls recover() first");
     }
     runtime::View view = membership_.view();
     view.active[rank] = true;
@@ -53,8 +52,7 @@ Epoch Peers::recover(Epoch next) {
 
     if (!is_active_[rank_]) {
       membership_.tell(Status::kKnocks, layout::make_word(1, next));
-      const auto waited =
-          waiter_.wait([&] { return membership_.changed(); }, [] { return false; });
+      const auto waited = waiter_.wait([&] { return membership_.changed(); });
       if (!waited) continue;
       membership_.tell(Status::kKnocks, 0);
       throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
@@ -62,8 +60,8 @@ Epoch Peers::recover(Epoch next) {
                             .waited = *waited,
                             .limit = waiter_.limit()},
                   "rank " + std::to_string(rank_) +
-                      " is masked, and no active rank has called unmask(" +
-                      std::to_string(rank_) + ") to let it in");
+                      " is masked, and no active rank has called unmask(" + std::to_string(rank_) +
+                      ") to let it in");
     }
     // Let in, or recovered together with the others.
     if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
@@ -84,14 +82,16 @@ Epoch Peers::recover(Epoch next) {
     const auto has_come = [&](int rank) {
       return layout::epoch_of(membership_.ask(rank, Status::kRecovering)) == round;
     };
-    const auto all_have_come = [&] { return std::all_of(active_.begin(), active_.end(), has_come); };
-    const std::optional<std::chrono::nanoseconds> waited = waiter_.wait(
-        [&] { return all_have_come() || membership_.changed(); },
-        [&] {
-          return std::any_of(active_.begin(), active_.end(), [&](int rank) {
-            return !has_come(rank) && membership_.is_gone(rank);
-          });
-        });
+    const auto all_have_come = [&] {
+      return std::all_of(active_.begin(), active_.end(), has_come);
+    };
+    const std::optional<std::chrono::nanoseconds> waited =
+        waiter_.wait([&] { return all_have_come() || membership_.changed(); },
+                     [&] {
+                       return std::any_of(active_.begin(), active_.end(), [&](int rank) {
+                         return !has_come(rank) && membership_.is_gone(rank);
+                       });
+                     });
     if (membership_.changed()) continue;
 
     runtime::View after = view;

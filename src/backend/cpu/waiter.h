@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "layout/block.h"
 
@@ -81,6 +82,11 @@ class Waiter {
       const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
       if (is_hopeless || waited >= limit_) return waited;
     }
+  }
+
+  template <typename Done>
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> wait(Done&& done) {
+    return wait(std::forward<Done>(done), [] { return false; });
   }
 
  private:

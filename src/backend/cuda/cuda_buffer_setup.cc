@@ -92,7 +92,8 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                ", on CUDA at most " + std::to_string(kMaxExperts));
     }
     if (plan.options.on_timeout != OnTimeout::kFail) {
-      throw Error(ErrorCode::kUnsupported, "on_timeout is mask; ranks on GPUs cannot be masked yet");
+      throw Error(ErrorCode::kUnsupported,
+                  "on_timeout is mask; ranks on GPUs cannot be masked yet");
     }
     const DeviceScope scope(device_);
     cudaDeviceProp properties{};

@@ -1,0 +1,299 @@
+// Ranks that are masked, by a call or because they miss the timeout: the others go on without them,
+// all alike and in the same step; a late rank learns it before it does harm; and it comes back.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "support/compare.h"
+#include "support/exchange.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kVictim = 1;
+
+// Every rank needs every other, in every way that rows can travel.
+std::vector<Shape> entangled_shapes() {
+  Shape shape{.num_ranks = 3,
+              .num_experts = 7,
+              .hidden = 72,
+              .topk = 5,
+              .max_tokens = 9,
+              .tokens = {9, 4, 6},
+              .routing = Routing::kFull};
+  std::vector<Shape> shapes{shape};
+  shape.layout = Layout::kPacked;
+  shape.row_alignment = 4;
+  shape.format = Format::kFp8;
+  shape.zero_copy = true;
+  shapes.push_back(shape);
+  shape.placement = Placement::kSlotted;
+  shapes.push_back(shape);
+  shape.layout = Layout::kPadded;
+  shape.row_alignment = 1;
+  shape.format = Format::kFp8Ue8m0;
+  shape.hook = true;
+  shapes.push_back(shape);
+  shape.format = Format::kBFloat16;
+  shape.zero_copy = false;
+  shapes.push_back(shape);
+  return shapes;
+}
+
+BufferOptions masking(const Shape& shape, std::chrono::nanoseconds timeout = 20s) {
+  BufferOptions options = options_for(shape);
+  options.on_timeout = OnTimeout::kMask;
+  options.timeout = timeout;
+  return options;
+}
+
+// One problem with all ranks and without the victim.
+struct Cases {
+  Scenario all;
+  Scenario rest;
+  explicit Cases(const Shape& shape)
+      : all(make_scenario(shape)), rest(without(all, {kVictim})) {}
+};
+
+// A rank's tensors for both.
+struct Exchanges {
+  Exchange all;
+  Exchange rest;
+  Exchanges(Rank& rank, const Cases& cases, const Buffer& buffer)
+      : all(rank, cases.all, buffer), rest(rank, cases.rest, buffer) {}
+
+  // A pair of operations, judged by who took part according to its handle. Was the victim there?
+  bool run(Buffer& buffer) {
+    all.dispatch(buffer);
+    all.finish_dispatch();
+    const bool was_there = all.result().handle.active()[kVictim];
+    Exchange& fitting = was_there ? all : rest;
+    fitting.result() = all.result();
+    fitting.check_received();
+    fitting.provide_outputs(buffer);
+    fitting.combine(buffer);
+    fitting.finish_combine();
+    fitting.check_combined();
+    return was_there;
+  }
+};
+
+void expect_masked(Rank& rank, Exchange& exchange, Buffer& buffer) {
+  rank.expect_error(ErrorCode::kMasked, {"rank " + std::to_string(kVictim), "has been masked"},
+                    [&] { exchange.dispatch(buffer); });
+  rank.expect_error(ErrorCode::kFailedBuffer, {"has been masked"},
+                    [&] { exchange.dispatch(buffer); });
+}
+
+// The victim recovers; rank 0 lets it in while all run operations; from one operation on, the same
+// for all, it is there.
+void expect_return(Rank& rank, Exchanges& exchanges, Buffer& buffer) {
+  constexpr int kPairs = 3;
+  if (rank.index() == kVictim) {
+    const std::vector<bool> active = buffer.recover();
+    rank.expect(active[0] && active[kVictim], "the victim is back");
+    for (int pair = 0; pair < kPairs; ++pair) rank.expect(exchanges.run(buffer), "it is there");
+    return;
+  }
+  int pairs_with_it = 0;
+  for (const auto start = std::chrono::steady_clock::now();
+       pairs_with_it < kPairs && std::chrono::steady_clock::now() - start < 20s;) {
+    if (rank.index() == 0 && !buffer.active()[kVictim]) {
+      try {
+        buffer.unmask(kVictim);
+      } catch (const Error& error) {
+        rank.expect(error.code() == ErrorCode::kOrder, error.what());  // it is not there yet
+      }
+    }
+    pairs_with_it += exchanges.run(buffer) ? 1 : 0;
+  }
+  rank.expect_equal(pairs_with_it, kPairs, "pairs with the victim");
+}
+
+TEST(Masks, MaskedRankTakesNoPartUntilItIsLetInAgain) {
+  for (const Shape& shape : entangled_shapes()) {
+    const Cases cases(shape);
+    run_ranks(shape.num_ranks, [&](Rank& rank) {
+      BufferOptions options = masking(shape);
+      options.first_epoch = 0xfffffff6U;  // the wrap falls into the middle
+      Buffer buffer(rank.communicator(), options);
+      Exchanges exchanges(rank, cases, buffer);
+      exchanges.all.run(buffer);
+      rank.barrier();
+      if (rank.index() == 0) buffer.mask(kVictim);
+      rank.barrier();
+      if (rank.index() == kVictim) {
+        expect_masked(rank, exchanges.all, buffer);
+      } else {
+        for (int pair = 0; pair < 3; ++pair) {
+          rank.expect(!exchanges.run(buffer), "the victim takes no part");
+        }
+        if (rank.index() == 0) {
+          rank.expect(!buffer.active()[kVictim], "the victim is not active");
+          rank.expect(buffer.last_loss().has_value(), "there is a reason");
+        }
+      }
+      expect_return(rank, exchanges, buffer);
+    });
+  }
+}
+
+// The survivors get the right result in the very step in which they miss the victim, and know.
+TEST(Masks, RankThatNeverComesIsMaskedInThatStep) {
+  for (const Shape& shape : entangled_shapes()) {
+    const Cases cases(shape);
+    run_ranks(shape.num_ranks, [&](Rank& rank) {
+      Buffer buffer(rank.communicator(), masking(shape, 150ms));
+      Exchanges exchanges(rank, cases, buffer);
+      exchanges.all.run(buffer);
+      rank.barrier();
+      if (rank.index() != kVictim) {
+        for (int pair = 0; pair < 3; ++pair) {
+          rank.expect(!exchanges.run(buffer), "the victim takes no part");
+        }
+        const std::optional<Error> loss = buffer.last_loss();
+        rank.expect(loss && loss->peer() == kVictim, "the loss names the victim");
+        rank.expect(loss && loss->code() == ErrorCode::kTimeout, "and the timeout");
+      }
+      rank.barrier();
+      if (rank.index() == kVictim) expect_masked(rank, exchanges.all, buffer);
+      rank.barrier();
+      expect_return(rank, exchanges, buffer);
+    });
+  }
+}
+
+// Lost between dispatch and combine: what its experts would have given is left out, no weight is
+// changed. Where the rows lie stays as dispatch put them.
+TEST(Masks, RankThatMissesTheCombineContributesNothing) {
+  for (const Shape& shape : entangled_shapes()) {
+    const Scenario scenario = make_scenario(shape);
+    Scenario lost = scenario;
+    for (reference::RankInput& input : lost.problem.ranks) {
+      for (std::size_t i = 0; i < input.topk_idx.size(); ++i) {
+        const auto& experts = scenario.received[kVictim].experts;
+        if (std::find(experts.begin(), experts.end(), input.topk_idx[i]) != experts.end()) {
+          input.topk_weights[i] = 0;
+        }
+      }
+    }
+    lost.out = reference::combine(lost.problem, lost.y, shape.combine_dtype);
+    lost.problem = scenario.problem;
+    run_ranks(shape.num_ranks, [&](Rank& rank) {
+      Buffer buffer(rank.communicator(), masking(shape, 150ms));
+      Exchange exchange(rank, lost, buffer);
+      exchange.dispatch(buffer);
+      exchange.finish_dispatch();
+      exchange.check_received();
+      rank.barrier();
+      if (rank.index() != kVictim) {
+        exchange.provide_outputs(buffer);
+        exchange.combine(buffer);
+        exchange.finish_combine();
+        exchange.check_combined();
+        rank.expect(!exchange.result().handle.active()[kVictim], "the handle says so");
+      }
+      rank.barrier();
+    });
+  }
+}
+
+// The send phase of a hook has happened, and the receive phase does not: the rows are there, the
+// rank is missed two operations later.
+TEST(Masks, RankThatStopsReceivingIsMaskedWhenItIsInTheWay) {
+  Shape shape = entangled_shapes().back();
+  const Cases cases(shape);
+  run_ranks(shape.num_ranks, [&](Rank& rank) {
+    Buffer buffer(rank.communicator(), masking(shape, 150ms));
+    Exchanges exchanges(rank, cases, buffer);
+    if (rank.index() == kVictim) {
+      exchanges.all.dispatch(buffer);
+      rank.barrier();
+      rank.expect_error(ErrorCode::kMasked, {"has been masked"},
+                        [&] { exchanges.all.finish_dispatch(); });
+    } else {
+      rank.expect(exchanges.all.result().handle ? false : true, "nothing yet");
+      exchanges.all.dispatch(buffer);
+      exchanges.all.finish_dispatch();
+      exchanges.all.check_received();
+      for (int pair = 0; pair < 3; ++pair) {
+        rank.expect(!exchanges.run(buffer), "the victim takes no part");
+      }
+      rank.barrier();
+    }
+  });
+}
+
+TEST(Masks, TokenWhoseExpertsAreAllMaskedGivesZeros) {
+  const Shape shape{.num_ranks = 2, .num_experts = 2, .topk = 1, .routing = Routing::kFull};
+  const Cases cases(shape);
+  run_ranks(2, [&](Rank& rank) {
+    Buffer buffer(rank.communicator(), masking(shape));
+    Exchanges exchanges(rank, cases, buffer);
+    if (rank.index() == kVictim) return;
+    buffer.mask(kVictim);
+    rank.expect(!exchanges.run(buffer), "alone");
+    const auto out = download_as<std::uint16_t>(exchanges.rest.out(), rank.stream());
+    const auto& idx = cases.all.problem.ranks[0].topk_idx;
+    int zeros = 0;
+    for (std::size_t token = 0; token < idx.size(); ++token) {
+      if (idx[token] != 1) continue;
+      ++zeros;
+      for (int channel = 0; channel < shape.hidden; ++channel) {
+        rank.expect_equal(out[token * shape.hidden + channel], 0, "channel of a lost token");
+      }
+    }
+    rank.expect(zeros > 0, "some token was lost");
+  });
+}
+
+TEST(Masks, MaskingIsRefusedWhereItMakesNoSense) {
+  const Shape shape{.num_ranks = 2};
+  run_ranks(2, [&](Rank& rank) {
+    Buffer buffer(rank.communicator(), masking(shape));
+    rank.expect_error(ErrorCode::kInvalidArgument, {"cannot mask itself"},
+                      [&] { buffer.mask(rank.index()); });
+    rank.expect_error(ErrorCode::kInvalidArgument, {"rank is 2", "[0, 2)"},
+                      [&] { buffer.mask(2); });
+    rank.expect_error(ErrorCode::kInvalidArgument, {"rank is -1"}, [&] { buffer.unmask(-1); });
+    buffer.unmask(1 - rank.index());  // is active: nothing to do
+    rank.barrier();
+    if (rank.index() == 0) {
+      buffer.mask(1);
+      buffer.mask(1);
+      rank.expect_error(ErrorCode::kOrder, {"rank 1", "recover()"}, [&] { buffer.unmask(1); });
+    }
+    rank.barrier();
+    rank.expect_equal(static_cast<bool>(buffer.active()[1]), rank.index() != 0,
+                      "known to those who have looked");
+  });
+}
+
+// Whatever was seen by whom when the victim vanished, the others agree: all of them finish the
+// step, and the next ones are right. Delays make the moment differ between ranks.
+TEST(Masks, SurvivorsAgreeWhereverTheVictimStopped) {
+  for (const Shape& shape : entangled_shapes()) {
+    const Cases cases(shape);
+    for (int pairs_of_victim = 0; pairs_of_victim < 3; ++pairs_of_victim) {
+      run_ranks(shape.num_ranks, [&](Rank& rank) {
+        Buffer buffer(rank.communicator(), masking(shape, 100ms));
+        Exchanges exchanges(rank, cases, buffer);
+        if (rank.index() == kVictim) {
+          for (int pair = 0; pair < pairs_of_victim; ++pair) exchanges.all.run(buffer);
+          return;  // and destroys its buffer: no need to wait for a timeout
+        }
+        for (int pair = 0; pair < pairs_of_victim + 3; ++pair) {
+          if (rank.index() == 2) std::this_thread::sleep_for(2ms);
+          rank.expect_equal(exchanges.run(buffer), pair < pairs_of_victim, "was the victim there");
+        }
+        rank.expect(buffer.last_loss() && buffer.last_loss()->code() == ErrorCode::kPeerLost,
+                    "the victim has left");
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
