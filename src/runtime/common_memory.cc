@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/failure.h"
+#include "runtime/agreement.h"
 #include "runtime/memory_file.h"
 
 namespace tandem::runtime {

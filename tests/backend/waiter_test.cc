@@ -60,7 +60,7 @@ TEST(Waiter, NoPublishedWordIsMissedOverManyTurns) {
             waiter.wait([&] { return words[self].load(std::memory_order_acquire) == turn; }));
       }
       words[self ^ 1].store(turn, std::memory_order_release);
-      full_fence();
+      fence(std::memory_order_seq_cst);
       ring(doorbells[self ^ 1]);
       if (self == 0) {
         ASSERT_FALSE(

@@ -53,8 +53,7 @@ BufferOptions masking(const Shape& shape, std::chrono::nanoseconds timeout = 20s
 struct Cases {
   Scenario all;
   Scenario rest;
-  explicit Cases(const Shape& shape)
-      : all(make_scenario(shape)), rest(without(all, {kVictim})) {}
+  explicit Cases(const Shape& shape) : all(make_scenario(shape)), rest(without(all, {kVictim})) {}
 };
 
 // A rank's tensors for both.

@@ -1,5 +1,5 @@
-// After operations have failed: every rank has the same error, with both sides' values; all recover,
-// and the next correct call works.
+// After operations have failed: every rank has the same error, with both sides' values; all
+// recover, and the next correct call works.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -118,8 +118,8 @@ TEST(Recovery, AfterDifferentArguments) {
       Exchange exchange(rank, rank.index() == kOdd ? odd[i] : scenario, buffer);
       std::vector<std::string> words = cases[i].words;
       words.push_back("rank 1");
-      const ErrorInfo info = rank.expect_error(ErrorCode::kMismatch, words,
-                                               [&] { exchange.dispatch(buffer); });
+      const ErrorInfo info =
+          rank.expect_error(ErrorCode::kMismatch, words, [&] { exchange.dispatch(buffer); });
       rank.expect(info.phase == Phase::kHeader, "phase");
       expect_recovery(rank, buffer, scenario);
     }

@@ -25,7 +25,8 @@ Child make_child() {
     for (;;) ::pause();
   }
   Child child{.pid = pid, .identity = {}};
-  EXPECT_EQ(::read(ends[0], &child.identity, sizeof child.identity), ssize_t{sizeof child.identity});
+  EXPECT_EQ(::read(ends[0], &child.identity, sizeof child.identity),
+            ssize_t{sizeof child.identity});
   ::close(ends[0]);
   ::close(ends[1]);
   return child;

@@ -53,7 +53,9 @@ void CpuBuffer::receive_combine(const runtime::CombineCall& call, const Context&
   fill_arguments(call, arguments);
   await_headers(context, Phase::kReady, owners_of(half), arguments);
   pull_rows(call, context);
-  // A rank that has been masked may have read what was written over meanwhile: it throws here.
+  // A rank that has been masked may have read what was written over meanwhile: it throws here. The
+  // fence keeps the reads before the look at the board.
+  fence(std::memory_order_acquire);
   peers_.update(context);
   publish_completed(context.epoch);
 }

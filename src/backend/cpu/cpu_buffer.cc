@@ -58,7 +58,7 @@ runtime::HandleArrays CpuBuffer::handle_arrays(int half) {
 
 // Pairs with the fence in Waiter::prepare_to_sleep.
 void CpuBuffer::ring_all() {
-  full_fence();
+  fence(std::memory_order_seq_cst);
   // Also those that are masked: they may wait to be let in.
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     ring(*reinterpret_cast<layout::Doorbell*>(block(rank) + plan_.block.doorbell()));

@@ -123,10 +123,14 @@ void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& co
         layout::epoch_of(
             word(plan_.rank, plan_.block.header(parity, source)).load(std::memory_order_acquire)) ==
         context.epoch;
-    const int reader = came || plan.witness < 0 ? plan_.rank : plan.witness;
+    const bool copied = !came && plan.witness >= 0;
     for (int expert = 0; expert < num_experts; ++expert) {
+      const std::int64_t offset = plan_.block.count(parity, source, expert);
       const Word count =
-          word(reader, plan_.block.count(parity, source, expert)).load(std::memory_order_relaxed);
+          word(copied ? plan.witness : plan_.rank, offset).load(std::memory_order_relaxed);
+      // For those who will copy from this rank in turn. They look after it has said that it has
+      // finished (release).
+      if (copied) word(plan_.rank, offset).store(count, std::memory_order_relaxed);
       if (layout::epoch_of(count) != context.epoch || layout::value_of(count) > most) {
         throw Error(ErrorInfo{.code = ErrorCode::kMismatch,
                               .operation = context.operation,

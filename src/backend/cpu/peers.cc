@@ -53,7 +53,9 @@ Peers::Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan,
       lost_(std::move(lost)),
       is_active_(membership_.view().active),
       is_new_(plan.num_ranks),
-      settled_(membership_.view().generation) {
+      newest_(plan.options.first_epoch - 1),
+      settled_(membership_.view().generation),
+      settled_from_(plan.options.first_epoch) {
   participants_.reserve(plan.num_ranks);
   active_.reserve(plan.num_ranks);
   list_active();
@@ -76,6 +78,7 @@ std::span<const int> Peers::participants(const Context& context) {
 }
 
 void Peers::begin(const Context& context) {
+  newest_ = context.epoch;
   tell_waiting_for(context, -1);
   update(context);
   if (!any_new_) return;
@@ -234,7 +237,9 @@ Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
   plan.witness = -1;
   const std::span<const int> peers = participants(context);
   for (const int peer : peers) plan.sources[peer] = true;
-  if (settled_ == generation) return Outcome::kReady;
+  if (settled_ == generation && layout::has_reached(context.epoch, settled_from_)) {
+    return Outcome::kReady;
+  }
 
   const auto finished = [&](int peer) {
     return membership_.ask(peer, layout::finished(context.epoch));
@@ -249,8 +254,11 @@ Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
       [&](int peer) { return layout::epoch_of(membership_.ask(peer, Status::kAt)); });
   if (outcome == Outcome::kViewChanged) return outcome;
   settled_ = generation;
+  // A peer may have finished what this rank has sent, and adopted the view only then.
+  settled_from_ = newest_ + 1;
   for (const int peer : peers) {
-    // A rank notes that it has adopted a view after it noted what it had finished before.
+    // A rank notes that it has adopted a view after it noted what it had finished before: so it is
+    // asked in the opposite order.
     if (!acked(peer)) settled_ = 0;
     const Word word = finished(peer);
     if (layout::epoch_of(word) != context.epoch || layout::value_of(word) == generation) continue;

@@ -54,8 +54,8 @@ class Peers {
   }
   [[nodiscard]] std::span<const int> participants(const Context& context);
 
-  // Starts an operation. Throws what has failed elsewhere (under the peer's code), and kMasked if
-  // this rank has been masked.
+  // Starts an operation; may be called again. Throws what has failed elsewhere (under the peer's
+  // code), and kMasked if this rank has been masked.
   void begin(const Context& context);
 
   // Takes note of a new view, if there is one; throws as begin.
@@ -139,7 +139,11 @@ class Peers {
   bool any_new_ = false;
   std::vector<int> active_;
   std::vector<int> participants_;  // scratch of participants()
-  std::uint32_t settled_ = 0;      // generation that all who take part are known to have adopted
+  Epoch newest_;                   // of the last operation that has begun
+  // All who take part are known to have adopted this view, before any of them can have finished
+  // this epoch.
+  std::uint32_t settled_;
+  Epoch settled_from_;
 };
 
 template <typename Ready, typename Seen>

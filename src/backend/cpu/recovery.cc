@@ -107,6 +107,9 @@ Epoch Peers::recover(Epoch next) {
       static_cast<void>(propose(std::move(after)));
       continue;
     }
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (!is_active_[rank]) await_silence(rank, context);
+    }
     Epoch from = next;
     for (const int rank : active_) {
       const auto theirs =

@@ -41,7 +41,7 @@ void Waiter::yield() { sched_yield(); }
 std::uint32_t Waiter::prepare_to_sleep() {
   const std::uint32_t rings = atomic(doorbell_->rings).load(std::memory_order_relaxed);
   atomic(doorbell_->sleepers).fetch_add(1, std::memory_order_relaxed);
-  full_fence();  // pairs with the publisher's fence before ring()
+  fence(std::memory_order_seq_cst);  // pairs with the publisher's fence before ring()
   return rings;
 }
 

@@ -16,14 +16,14 @@
 
 namespace tandem::cpu {
 
-// Full barrier. GCC's thread sanitizer does not model fences and says so; nothing that it must see
+// A fence. GCC's thread sanitizer does not model fences and says so; nothing that it must see
 // depends on this one, since the words themselves are released and acquired.
-inline void full_fence() {
+inline void fence(std::memory_order order) {
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
 #endif
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::atomic_thread_fence(order);
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
 #endif
@@ -39,7 +39,7 @@ inline void relax() {
 }
 
 // Wakes the sleepers of a doorbell, if there are any. Call after storing the words and
-// full_fence().
+// fence(std::memory_order_seq_cst).
 //
 // Sleeper: sleepers += 1; fence; look at the words; sleep while rings == the value read before
 // looking. Publisher: store word; fence; if sleepers: rings += 1, wake. Of the two fences one comes
