@@ -45,11 +45,15 @@ struct BasicTensorView {
   BasicTensorView(Void* data_in, DType dtype_in, std::initializer_list<std::int64_t> shape_in)
       : data(data_in), dtype(dtype_in) {
     for (const std::int64_t extent : shape_in) shape[num_dims++] = extent;
-    std::int64_t stride = 1;
-    for (int dim = num_dims - 1; dim >= 0; --dim) {
-      strides[dim] = stride;
-      stride *= shape[dim];
-    }
+    close_gaps();
+  }
+
+  // Of `data_in`, with the type and shape of `like`, row-major and without gaps: the other side of
+  // a copy.
+  template <typename Other>
+  BasicTensorView(Void* data_in, const BasicTensorView<Other>& like)
+      : data(data_in), dtype(like.dtype), num_dims(like.num_dims), shape(like.shape) {
+    close_gaps();
   }
 
   // A mutable view is usable wherever a constant one is asked for.
@@ -61,6 +65,15 @@ struct BasicTensorView {
         num_dims(other.num_dims),
         shape(other.shape),
         strides(other.strides) {}
+
+  // Makes the strides those of a row-major tensor.
+  void close_gaps() {
+    std::int64_t stride = 1;
+    for (int dim = num_dims - 1; dim >= 0; --dim) {
+      strides[dim] = stride;
+      stride *= shape[dim];
+    }
+  }
 
   [[nodiscard]] bool has_value() const { return num_dims > 0; }
 

@@ -28,6 +28,18 @@ TEST(Arrays, OfNegativeExtentAreRefused) {
   }
 }
 
+TEST(TensorViews, LikeAnotherHaveItsShapeWithoutItsGaps) {
+  std::int32_t values[24] = {};
+  TensorView gaps(values, DType::kInt32, {2, 2, 3});
+  gaps.strides = {12, 4, 1};
+  const ConstTensorView dense(values + 1, gaps);
+  EXPECT_EQ(dense.data, values + 1);
+  EXPECT_EQ(dense.dtype, DType::kInt32);
+  EXPECT_EQ(dense.num_dims, 3);
+  EXPECT_EQ(dense.shape, gaps.shape);
+  EXPECT_EQ(dense.strides, (std::array<std::int64_t, kMaxDims>{6, 3, 1}));
+}
+
 TEST(Copies, KeepTheStridesOfBothSides) {
   std::vector<std::int32_t> from(2 * 4 * 5);
   std::iota(from.begin(), from.end(), 0);
@@ -50,9 +62,9 @@ TEST(Copies, KeepTheStridesOfBothSides) {
 
 TEST(Copies, BetweenOtherShapesOrTypesAreRefused) {
   const Array floats(Backend::kCpu, DType::kFloat32, {2, 3});
-  for (const Array& other : {Array(Backend::kCpu, DType::kFloat32, {3, 2}),
-                             Array(Backend::kCpu, DType::kFloat32, {6}),
-                             Array(Backend::kCpu, DType::kInt32, {2, 3})}) {
+  for (const Array& other :
+       {Array(Backend::kCpu, DType::kFloat32, {3, 2}), Array(Backend::kCpu, DType::kFloat32, {6}),
+        Array(Backend::kCpu, DType::kInt32, {2, 3})}) {
     try {
       copy(floats, other, Backend::kCpu);
       ADD_FAILURE() << "nothing was thrown";

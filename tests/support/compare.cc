@@ -145,33 +145,13 @@ std::string check_shapes(const Scenario& scenario, int rank, const DispatchResul
 std::vector<std::byte> download(ConstTensorView view, void* stream) {
   std::vector<std::byte> bytes(view.num_elements() * size_of(view.dtype));
   if (bytes.empty()) return bytes;
-  TensorView host;
-  host.data = bytes.data();
-  host.dtype = view.dtype;
-  host.num_dims = view.num_dims;
-  host.shape = view.shape;
-  std::int64_t stride = 1;
-  for (int dim = view.num_dims - 1; dim >= 0; --dim) {
-    host.strides[dim] = stride;
-    stride *= view.shape[dim];
-  }
-  copy(host, view, backend_under_test(), stream);
+  copy(TensorView(bytes.data(), view), view, backend_under_test(), stream);
   return bytes;
 }
 
 void upload(TensorView view, const std::byte* bytes, void* stream) {
   if (view.num_elements() == 0) return;
-  ConstTensorView host;
-  host.data = bytes;
-  host.dtype = view.dtype;
-  host.num_dims = view.num_dims;
-  host.shape = view.shape;
-  std::int64_t stride = 1;
-  for (int dim = view.num_dims - 1; dim >= 0; --dim) {
-    host.strides[dim] = stride;
-    stride *= view.shape[dim];
-  }
-  copy(view, host, backend_under_test(), stream);
+  copy(view, ConstTensorView(bytes, view), backend_under_test(), stream);
 }
 
 std::int64_t first_difference(const std::byte* actual, const std::byte* expected,

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "common/options.h"
 #include "common/report.h"
 
 namespace tandem::tools {
@@ -137,15 +138,8 @@ void add_options(CLI::App& app, BenchArguments& arguments) {
   const auto list = [&](const std::string& option, auto& target, const std::string& help) {
     return app.add_option(option, target, help)->delimiter(',');
   };
-  const auto choice = [&](const std::string& option, std::string& target,
-                          const std::vector<std::string>& words, const std::string& help) {
-    app.add_option(option, target, help)
-        ->check(CLI::IsMember(words))
-        ->capture_default_str()
-        ->take_last();
-  };
-  choice("--backend", arguments.backend, {"cpu", "cuda"}, "where ranks compute");
-  choice("--launch", arguments.launch, {"threads", "processes"}, "what a rank is");
+  add_backend(app, arguments.backend, "where ranks compute");
+  add_launch(app, arguments.launch);
   list("--ranks", arguments.ranks, "numbers of ranks; this and the other lists: 1,2,...")
       ->check(CLI::Range(1, kMaxRanks));
   list("--tokens", arguments.tokens, "tokens of each rank")->check(CLI::Range(1, 1 << 20));
@@ -157,37 +151,27 @@ void add_options(CLI::App& app, BenchArguments& arguments) {
       ->check(CLI::IsMember({"zero-copy", "staged"}));
   list("--routing", arguments.routings, "real: E and K are the file's")
       ->check(CLI::IsMember({"uniform", "hot", "real"}));
-  const auto number = [&](const std::string& option, int& target, int least, int most,
-                          const std::string& help) {
-    app.add_option(option, target, help)
-        ->check(CLI::Range(least, most))
-        ->capture_default_str()
-        ->take_last();
-  };
-  number("--hidden", arguments.hidden, 1, kMaxHidden, "channels of a token");
-  number("--topk", arguments.topk, 1, kMaxTopk, "experts that a token selects");
-  number("--experts", arguments.experts, 1, 1 << 20, "experts over all ranks");
-  number("--sms", arguments.sms, 0, 1024, "multiprocessors of each rank; 0: an equal share");
-  choice("--layout", arguments.layout, {"automatic", "padded", "packed"},
-         "of the rows received; automatic: padded up to 128 tokens");
+  add_number(app, "--hidden", arguments.hidden, 1, kMaxHidden, "channels of a token");
+  add_number(app, "--topk", arguments.topk, 1, kMaxTopk, "experts that a token selects");
+  add_number(app, "--experts", arguments.experts, 1, 1 << 20, "experts over all ranks");
+  add_number(app, "--sms", arguments.sms, 0, 1024,
+             "multiprocessors of each rank; 0: an equal share");
+  add_choice(app, "--layout", arguments.layout, {"automatic", "padded", "packed"},
+             "of the rows received; automatic: padded up to 128 tokens");
   app.add_option("--data", arguments.data, "where the real routing is")
       ->type_name("FILE.safetensors")
       ->capture_default_str()
       ->take_last();
-  number("--operations", arguments.operations, 0, 1000,
-         "operations of a recording; 0: 100, or 20 where they are long");
-  number("--replays", arguments.replays, 0, 100'000, "timed runs; 0: 20 to 100 by their length");
+  add_number(app, "--operations", arguments.operations, 0, 1000,
+             "operations of a recording; 0: 100, or 20 where they are long");
+  add_number(app, "--replays", arguments.replays, 0, 100'000,
+             "timed runs; 0: 20 to 100 by their length");
   app.add_option("--budget", arguments.budget_s, "start no case after so many seconds")
       ->capture_default_str()
       ->take_last();
-  app.add_option("--timeout", arguments.timeout_s, "the longest any wait may take, in seconds")
-      ->check(CLI::Range(1e-9, 1e9))
-      ->capture_default_str()
-      ->take_last();
+  add_timeout(app, arguments.timeout_s);
   app.add_option("--seed", arguments.seed, "of routing")->capture_default_str()->take_last();
-  app.add_option("--json", arguments.json, "write results there; -: standard output")
-      ->type_name("FILE|-")
-      ->take_last();
+  add_json(app, arguments.json);
 }
 
 BenchOptions resolve(const BenchArguments& arguments) {
@@ -198,14 +182,14 @@ BenchOptions resolve(const BenchArguments& arguments) {
   const bool named = !arguments.ranks.empty() || !arguments.tokens.empty() ||
                      !arguments.formats.empty() || !arguments.placements.empty() ||
                      !arguments.stagings.empty() || !arguments.routings.empty();
-  return {.backend = arguments.backend == "cuda" ? Backend::kCuda : Backend::kCpu,
-          .launch = arguments.launch == "processes" ? Launch::kProcesses : Launch::kThreads,
+  return {.backend = backend_of(arguments.backend),
+          .launch = launch_of(arguments.launch),
           .cases = named ? named_cases(arguments) : standard_cases(arguments),
           .data = arguments.data,
           .operations = arguments.operations,
           .replays = arguments.replays,
           .budget = std::chrono::duration<double>(arguments.budget_s),
-          .timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(arguments.timeout_s * 1e9)),
+          .timeout = timeout_of(arguments.timeout_s),
           .seed = arguments.seed};
 }
 

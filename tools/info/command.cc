@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "common/options.h"
 #include "common/report.h"
 #include "tandem/info.h"
 #include "tandem/types.h"
@@ -57,9 +58,7 @@ void show_info(Report& report, const Output& output) {
 void add_info(CLI::App& app, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand("info", "version, backends built and usable here, limits");
   const auto json_path = std::make_shared<std::string>();
-  command->add_option("--json", *json_path, "write the same there; -: standard output")
-      ->type_name("FILE|-")
-      ->take_last();
+  add_json(*command, *json_path);
   command->callback(
       [json_path, &run] { run = [json_path] { return execute("info", *json_path, show_info); }; });
 }

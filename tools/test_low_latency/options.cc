@@ -7,6 +7,7 @@
 #include <array>
 #include <limits>
 
+#include "common/options.h"
 #include "common/report.h"
 
 namespace tandem::tools {
@@ -43,36 +44,23 @@ int default_masked(const TestArguments& arguments) {
 }  // namespace
 
 void add_options(CLI::App& app, TestArguments& arguments) {
-  const auto choice = [&](const std::string& option, std::string& target,
-                          const std::vector<std::string>& words, const std::string& help) {
-    app.add_option(option, target, help)
-        ->check(CLI::IsMember(words))
-        ->capture_default_str()
-        ->take_last();
-  };
-  const auto number = [&](const std::string& option, int& target, int least, int most,
-                          const std::string& help) {
-    app.add_option(option, target, help)
-        ->check(CLI::Range(least, most))
-        ->capture_default_str()
-        ->take_last();
-  };
   constexpr int kMany = std::numeric_limits<int>::max();
-  choice("--backend", arguments.backend, {"cpu", "cuda"}, "where ranks compute");
-  number("--ranks", arguments.ranks, 1, kMaxRanks, "number of ranks");
-  choice("--launch", arguments.launch, {"threads", "processes"}, "what a rank is");
-  number("--tokens", arguments.tokens, 0, 1 << 24, "tokens of each rank");
-  number("--hidden", arguments.hidden, 1, kMaxHidden, "channels of a token");
-  number("--topk", arguments.topk, 1, kMaxTopk, "experts that a token selects");
-  number("--experts", arguments.experts, 1, 1 << 20, "experts over all ranks");
-  choice("--format", arguments.format,
-         {"bf16", "fp16", "fp32", "fp8", "fp8-pow2", "fp8-ue8m0", "all"}, "dispatched rows");
-  choice("--placement", arguments.placement, {"packed", "slotted", "all"},
-         "how a row finds its place");
-  choice("--layout", arguments.layout, {"padded", "packed", "all"}, "what the experts are given");
-  choice("--zero-copy", arguments.zero_copy, {"on", "off", "both"},
-         "experts write where peers read");
-  choice("--hook", arguments.hook, {"on", "off", "both"}, "split sending from receiving");
+  add_backend(app, arguments.backend, "where ranks compute");
+  add_number(app, "--ranks", arguments.ranks, 1, kMaxRanks, "number of ranks");
+  add_launch(app, arguments.launch);
+  add_number(app, "--tokens", arguments.tokens, 0, 1 << 24, "tokens of each rank");
+  add_number(app, "--hidden", arguments.hidden, 1, kMaxHidden, "channels of a token");
+  add_number(app, "--topk", arguments.topk, 1, kMaxTopk, "experts that a token selects");
+  add_number(app, "--experts", arguments.experts, 1, 1 << 20, "experts over all ranks");
+  add_choice(app, "--format", arguments.format,
+             {"bf16", "fp16", "fp32", "fp8", "fp8-pow2", "fp8-ue8m0", "all"}, "dispatched rows");
+  add_choice(app, "--placement", arguments.placement, {"packed", "slotted", "all"},
+             "how a row finds its place");
+  add_choice(app, "--layout", arguments.layout, {"padded", "packed", "all"},
+             "what the experts are given");
+  add_choice(app, "--zero-copy", arguments.zero_copy, {"on", "off", "both"},
+             "experts write where peers read");
+  add_choice(app, "--hook", arguments.hook, {"on", "off", "both"}, "split sending from receiving");
   app.add_flag("--uneven", arguments.uneven,
                "other numbers of tokens (0 among them) and experts on every rank");
   app.add_option("--masked", arguments.masked,
@@ -84,18 +72,13 @@ void add_options(CLI::App& app, TestArguments& arguments) {
                  "in half a second)")
       ->check(CLI::Range(0, 1'000'000'000))
       ->take_last();
-  app.add_option("--timeout", arguments.timeout_s, "the longest any wait may take, in seconds")
-      ->check(CLI::Range(1e-9, 1e9))
-      ->capture_default_str()
-      ->take_last();
+  add_timeout(app, arguments.timeout_s);
   app.add_option("--seed", arguments.seed, "of routing and values")
       ->capture_default_str()
       ->take_last();
-  number("--pressure", arguments.pressure, 0, kMany,
-         "further seeds, each run twice and compared by hashes");
-  app.add_option("--json", arguments.json, "write results there; -: standard output")
-      ->type_name("FILE|-")
-      ->take_last();
+  add_number(app, "--pressure", arguments.pressure, 0, kMany,
+             "further seeds, each run twice and compared by hashes");
+  add_json(app, arguments.json);
 }
 
 std::string describe(const Combination& combination) {
@@ -111,8 +94,8 @@ TestOptions resolve(const TestArguments& arguments) {
         "counts of their peers, and a send phase must not wait");
   }
   TestOptions options;
-  options.backend = arguments.backend == "cuda" ? Backend::kCuda : Backend::kCpu;
-  options.launch = arguments.launch == "processes" ? Launch::kProcesses : Launch::kThreads;
+  options.backend = backend_of(arguments.backend);
+  options.launch = launch_of(arguments.launch);
   options.shape = {.ranks = arguments.ranks,
                    .tokens = arguments.tokens,
                    .hidden = arguments.hidden,
@@ -122,8 +105,7 @@ TestOptions resolve(const TestArguments& arguments) {
                    .masked = arguments.masked >= 0 ? arguments.masked : default_masked(arguments),
                    .map_seed = arguments.seed};
   if (arguments.iterations >= 0) options.iterations = arguments.iterations;
-  options.timeout = std::chrono::nanoseconds(
-      static_cast<std::int64_t>(arguments.timeout_s * 1e9));  // at most 1e18: fits
+  options.timeout = timeout_of(arguments.timeout_s);
   options.seed = arguments.seed;
   options.pressure = arguments.pressure;
 

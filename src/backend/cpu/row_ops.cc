@@ -187,12 +187,12 @@ constexpr std::size_t kBlock = kLine;
 constexpr std::size_t kBlock = 4 * hn::MaxLanes(Bytes());  // one, two or four lines
 #endif
 
-// Writes a block from `source` to each destination, `offset` bytes on, and asks for the lines
-// `ahead` bytes further.
-HWY_INLINE void store_block(const std::byte* source, std::span<std::byte* const> destinations,
-                            std::size_t offset, std::size_t ahead) {
+// Writes a block from `source` to each destination, `offset` bytes on: with streaming stores, or
+// with ordinary ones after asking for the lines `ahead` bytes further.
+template <bool kStreams>
+HWY_INLINE void put_block(const std::byte* source, std::span<std::byte* const> destinations,
+                          std::size_t offset, [[maybe_unused]] std::size_t ahead) {
 #if HWY_TARGET == HWY_SCALAR
-  (void)ahead;
   for (std::byte* const out : destinations) std::memcpy(out + offset, source, kBlock);
 #else
   constexpr std::size_t kVector = hn::MaxLanes(Bytes());
@@ -202,11 +202,19 @@ HWY_INLINE void store_block(const std::byte* source, std::span<std::byte* const>
   const hn::Vec<Bytes> d = load(Bytes(), source + 3 * kVector);
   for (std::byte* const out : destinations) {
     std::byte* const block = out + offset;
-    for (std::size_t i = 0; i < kBlock; i += kLine) prefetch_for_writing(block + ahead + i);
-    store(Bytes(), a, block);
-    store(Bytes(), b, block + kVector);
-    store(Bytes(), c, block + 2 * kVector);
-    store(Bytes(), d, block + 3 * kVector);
+    if constexpr (kStreams) {
+      auto* const lanes = reinterpret_cast<std::uint8_t*>(block);
+      hn::Stream(a, Bytes(), lanes);
+      hn::Stream(b, Bytes(), lanes + kVector);
+      hn::Stream(c, Bytes(), lanes + 2 * kVector);
+      hn::Stream(d, Bytes(), lanes + 3 * kVector);
+    } else {
+      for (std::size_t i = 0; i < kBlock; i += kLine) prefetch_for_writing(block + ahead + i);
+      store(Bytes(), a, block);
+      store(Bytes(), b, block + kVector);
+      store(Bytes(), c, block + 2 * kVector);
+      store(Bytes(), d, block + 3 * kVector);
+    }
   }
 #endif
 }
@@ -221,30 +229,9 @@ void scatter_cached(const std::byte* source, std::size_t num_bytes,
   std::size_t i = 0;
   for (; i + kBlock <= num_bytes; i += kBlock) {
     const bool goes_on = i + kBlock + kAhead <= num_bytes;
-    store_block(source + i, destinations, i, goes_on ? kAhead : 0);
+    put_block<false>(source + i, destinations, i, goes_on ? kAhead : 0);
   }
   for (std::byte* const out : destinations) std::memcpy(out + i, source + i, num_bytes - i);
-}
-
-// Streams a block from `source` to each destination, `offset` bytes on.
-HWY_INLINE void stream_block(const std::byte* source, std::span<std::byte* const> destinations,
-                             std::size_t offset) {
-#if HWY_TARGET == HWY_SCALAR
-  for (std::byte* const out : destinations) std::memcpy(out + offset, source, kBlock);
-#else
-  constexpr std::size_t kVector = hn::MaxLanes(Bytes());
-  const hn::Vec<Bytes> a = load(Bytes(), source);
-  const hn::Vec<Bytes> b = load(Bytes(), source + kVector);
-  const hn::Vec<Bytes> c = load(Bytes(), source + 2 * kVector);
-  const hn::Vec<Bytes> d = load(Bytes(), source + 3 * kVector);
-  for (std::byte* const out : destinations) {
-    auto* const lanes = reinterpret_cast<std::uint8_t*>(out + offset);
-    hn::Stream(a, Bytes(), lanes);
-    hn::Stream(b, Bytes(), lanes + kVector);
-    hn::Stream(c, Bytes(), lanes + 2 * kVector);
-    hn::Stream(d, Bytes(), lanes + 3 * kVector);
-  }
-#endif
 }
 
 void copy_streaming(std::byte* destination, const std::byte* source, std::size_t num_bytes) {
@@ -252,7 +239,7 @@ void copy_streaming(std::byte* destination, const std::byte* source, std::size_t
   const std::size_t head = std::min(num_bytes, (kLine - misaligned) % kLine);
   std::memcpy(destination, source, head);
   std::size_t i = head;
-  for (; i + kBlock <= num_bytes; i += kBlock) stream_block(source + i, {&destination, 1}, i);
+  for (; i + kBlock <= num_bytes; i += kBlock) put_block<true>(source + i, {&destination, 1}, i, 0);
   std::memcpy(destination + i, source + i, num_bytes - i);
 }
 
@@ -264,7 +251,7 @@ void scatter_streaming(const std::byte* source, std::size_t num_bytes,
     return;
   }
   std::size_t i = 0;
-  for (; i + kBlock <= num_bytes; i += kBlock) stream_block(source + i, destinations, i);
+  for (; i + kBlock <= num_bytes; i += kBlock) put_block<true>(source + i, destinations, i, 0);
   for (std::byte* const out : destinations) std::memcpy(out + i, source + i, num_bytes - i);
 }
 

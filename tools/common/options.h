@@ -1,0 +1,35 @@
+// Options that commands have in common: An option that is given again replaces the one before.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "common/launch.h"
+#include "tandem/types.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tandem::tools {
+
+void add_choice(CLI::App& app, const std::string& option, std::string& target,
+                const std::vector<std::string>& words, const std::string& help);
+void add_number(CLI::App& app, const std::string& option, int& target, int least, int most,
+                const std::string& help);
+
+// --backend and --launch, and what their words mean.
+void add_backend(CLI::App& app, std::string& target, const std::string& help);
+Backend backend_of(const std::string& word);
+void add_launch(CLI::App& app, std::string& target);
+Launch launch_of(const std::string& word);
+
+// --timeout, in seconds, and the same for a buffer.
+void add_timeout(CLI::App& app, double& target_s);
+std::chrono::nanoseconds timeout_of(double seconds);
+
+// --json FILE|-
+void add_json(CLI::App& app, std::string& target);
+
+}  // namespace tandem::tools
