@@ -37,6 +37,7 @@ cmd_build() {
   case $preset in
     release) ;;
     bench) ensure bench ;;
+    fuzz) ensure fuzz ;;
     *) ensure test ;;
   esac
   if [[ ${OPT_shared:-false} == true ]]; then options+=(-DBUILD_SHARED_LIBS=ON); fi

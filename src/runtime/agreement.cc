@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/validation.h"
+#include "runtime/failure.h"
 
 namespace tandem::runtime {
 namespace {
@@ -40,10 +41,13 @@ std::vector<std::pair<std::string, std::string>> parse(std::string_view text) {
 
 std::optional<Failure> lowest_failure(Bootstrap& bootstrap, const std::optional<Failure>& own) {
   const std::vector<std::byte> message = own ? encode(*own) : std::vector<std::byte>{};
-  for (const std::vector<std::byte>& outcome : bootstrap.all_gather(message)) {
-    if (outcome.empty()) continue;
-    if (auto failure = decode_failure(outcome)) return failure;
-    throw Error(ErrorCode::kMismatch, "a rank answered a set-up step with an unknown message");
+  const std::vector<std::vector<std::byte>> outcomes = bootstrap.all_gather(message);
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    if (outcomes[rank].empty()) continue;
+    if (auto failure = decode_failure(outcomes[rank])) return failure;
+    return setup_failure(
+        ErrorCode::kMismatch, rank,
+        "rank " + std::to_string(rank) + " answered a set-up step with an unknown message");
   }
   return std::nullopt;
 }

@@ -20,9 +20,11 @@ class Deadline {
   }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
-  // Nanoseconds of the steady clock, which all processes of a host share.
+  // Nanoseconds of the steady clock, which all processes of a host share. Whoever sent them may say
+  // anything: what was before the clock's start has passed, and differences stay in range.
   static Deadline from_nanoseconds(std::int64_t nanoseconds) {
-    return Deadline(Clock::time_point(std::chrono::nanoseconds(nanoseconds)));
+    return Deadline(
+        Clock::time_point(std::chrono::nanoseconds(std::max<std::int64_t>(nanoseconds, 0))));
   }
   [[nodiscard]] std::int64_t nanoseconds() const {
     return std::chrono::nanoseconds(at_.time_since_epoch()).count();

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tandem/types.h"
+
 namespace tandem::runtime {
 namespace {
 
@@ -91,7 +93,8 @@ std::optional<Failure> decode_failure(std::span<const std::byte> bytes) {
   std::memcpy(&facts, bytes.data(), sizeof facts);
   if (facts.code > static_cast<std::uint8_t>(ErrorCode::kMasked) ||
       facts.operation > static_cast<std::uint8_t>(Operation::kCombine) ||
-      facts.phase > static_cast<std::uint8_t>(Phase::kMembership)) {
+      facts.phase > static_cast<std::uint8_t>(Phase::kMembership) || facts.peer < -1 ||
+      facts.peer >= kMaxRanks) {
     return {};
   }
   const auto text = bytes.subspan(sizeof facts);

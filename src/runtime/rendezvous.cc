@@ -20,7 +20,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// After a contradiction rank 0 stays this long to tell those who are about to come.
+// After a contradiction rank 0 stays this long, or its timeout if that is shorter, to tell those
+// who are about to come.
 constexpr milliseconds kLinger{1000};
 // Connections that have not said who they are; more have to queue.
 constexpr std::size_t kMaxStrangers = 256;
@@ -120,7 +121,8 @@ class Host {
 
   std::shared_ptr<Bootstrap> gather() {
     while (num_members_ < meeting_.size - 1) {
-      if (!step(meeting_.deadline)) {
+      step(meeting_.deadline);
+      if (meeting_.deadline.passed() && num_members_ < meeting_.size - 1) {
         std::vector<int> missing;
         for (int rank = 1; rank < meeting_.size; ++rank) {
           if (!members_[rank]) missing.push_back(rank);
@@ -135,8 +137,8 @@ class Host {
   }
 
  private:
-  // Waits for one event and handles it; false if the deadline passed.
-  bool step(const Deadline& deadline) {
+  // Waits for events, until the deadline, and handles those that have come.
+  void step(const Deadline& deadline) {
     std::vector<pollfd> entries;
     entries.push_back({.fd = strangers_.size() < kMaxStrangers ? listener_.get() : -1,
                        .events = POLLIN,
@@ -148,8 +150,7 @@ class Host {
     for (const Channel& member : members_) {
       entries.push_back({.fd = member.fd(), .events = POLLIN, .revents = 0});
     }
-    const int num_ready = ::poll(entries.data(), entries.size(), deadline.poll_timeout());
-    if (num_ready <= 0) return !deadline.passed();
+    if (::poll(entries.data(), entries.size(), deadline.poll_timeout()) <= 0) return;
 
     for (std::size_t rank = 1; rank < members_.size(); ++rank) {
       if (entries[first_member + rank].revents != 0) hear_member(static_cast<int>(rank));
@@ -159,11 +160,11 @@ class Host {
       if (entries[1 + i].revents != 0) hear_stranger(i);
     }
     if (entries[0].revents != 0) accept_strangers();
-    return true;
   }
 
   void accept_strangers() {
-    while (strangers_.size() < kMaxStrangers) {
+    // A limited number at a time: those of other users, who are sent away at once, may be endless.
+    for (std::size_t i = 0; i < kMaxStrangers && strangers_.size() < kMaxStrangers; ++i) {
       Channel stranger(
           Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
       if (!stranger) {
@@ -294,7 +295,7 @@ class Host {
       members_[rank].close();
     }
     if (!missing_ones_were_waited_for) {
-      const Deadline linger = Deadline::after(kLinger);
+      const Deadline linger = Deadline::after(std::min(kLinger, meeting_.timeout));
       while (std::count(told_.begin() + 1, told_.end(), false) > 0 && !linger.passed()) {
         step(linger);
       }

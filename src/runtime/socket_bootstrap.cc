@@ -160,7 +160,8 @@ std::vector<Frame> SocketBootstrap::gather(Exchange kind, Deadline deadline) {
       if (state == ChannelState::kGarbled) fail(lost(peer, "sent what is no message of Tandem"));
       if (state == ChannelState::kNoRoom) fail(no_room());
     }
-    if (num_ready <= 0 && deadline.passed()) {
+    // Also where peers keep sending parts of what they should.
+    if (deadline.passed() && !missing().empty()) {
       const auto waited = Deadline::Clock::now() - start;
       fail(missing_ranks_failure(missing(), size_, name(kind), waited, timeout_));
     }
@@ -264,7 +265,7 @@ SocketBootstrap::Exchanged SocketBootstrap::exchange_as_member(Exchange kind,
     if (frame.header.kind == FrameKind::kFailure) {
       if (auto failure = decode_failure(frame.payload)) fail(std::move(*failure));
     }
-    if (frame.header.kind == FrameKind::kEntered && frame.header.round == round_) {
+    if (frame.header.kind == FrameKind::kEntered && frame.header.round == round_ && !root_is_here) {
       root_is_here = true;
       continue;
     }

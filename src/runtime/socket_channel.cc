@@ -107,9 +107,10 @@ ChannelState Channel::receive(Frame& frame) {
 
 ChannelState Channel::receive_until(Frame& frame, const Deadline& deadline) {
   for (;;) {
+    // A peer whose bytes drip in is looked at no longer than one that is silent.
     const ChannelState state = receive(frame);
-    if (state != ChannelState::kPending) return state;
-    if (!wait_ready(socket_.get(), POLLIN, deadline)) return ChannelState::kPending;
+    if (state != ChannelState::kPending || deadline.passed()) return state;
+    static_cast<void>(wait_ready(socket_.get(), POLLIN, deadline));
   }
 }
 
@@ -152,7 +153,8 @@ ChannelState Channel::send(FrameHeader header, std::span<const std::byte> payloa
     }
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (wait_ready(socket_.get(), POLLOUT, deadline)) continue;
+      // Not for ever with a peer that takes a little now and then.
+      if (!deadline.passed() && wait_ready(socket_.get(), POLLOUT, deadline)) continue;
     } else if (errno == ETOOMANYREFS) {
       // As many descriptors are on their way as this user may have open; they become fewer as
       // peers receive theirs.

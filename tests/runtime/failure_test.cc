@@ -59,6 +59,9 @@ TEST(EncodedFailure, NonsenseIsRefusedAndLongTextCut) {
   EXPECT_FALSE(decode_failure(std::vector<std::byte>(47)));
   EXPECT_FALSE(decode_failure(std::vector<std::byte>(100, std::byte{0xff})));
   EXPECT_FALSE(decode_failure(std::vector<std::byte>(100'000)));
+  for (const int peer : {-2, INT_MIN, kMaxRanks, INT_MAX}) {  // no rank, and not none
+    EXPECT_FALSE(decode_failure(encode({.info = {.peer = peer}, .message = "text"})));
+  }
   const auto decoded = decode_failure(encode({.info = {}, .message = std::string(1 << 20, 'm')}));
   ASSERT_TRUE(decoded);
   EXPECT_GT(decoded->message.size(), 1000U);

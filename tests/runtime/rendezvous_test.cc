@@ -2,7 +2,6 @@
 // on the socket can do. Ranks are threads here that connect through real sockets.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -12,6 +11,7 @@
 #include "runtime/bootstrap.h"
 #include "runtime/descriptor.h"
 #include "runtime/launch.h"
+#include "runtime/raw_socket.h"
 #include "runtime/socket_channel.h"
 
 namespace tandem::runtime {
@@ -19,22 +19,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-sockaddr_un address_of(const std::string& name, socklen_t& length) {
-  const std::string text = "tandem." + std::to_string(geteuid()) + "." + name;
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, text.data(), text.size());
-  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  return address;
-}
-
 // Connects to a rendezvous like anybody could, as soon as somebody listens.
 Descriptor connect_raw(const std::string& name) {
-  socklen_t length = 0;
-  const sockaddr_un address = address_of(name, length);
   for (;;) {
-    Descriptor raw(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (connect(raw.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) return raw;
+    if (Descriptor raw = try_connect_raw(name)) return raw;
     std::this_thread::sleep_for(milliseconds(1));
   }
 }
@@ -378,12 +366,11 @@ TEST(Rendezvous, AnotherUserIsKeptOut) {
   const std::string name = unique_name();
   const pid_t child = fork();
   if (child == 0) {
-    socklen_t length = 0;
-    const sockaddr_un address = address_of(name, length);
+    const RawAddress address(name);
     if (setuid(65534) != 0) _exit(2);
     for (int attempt = 0; attempt < 10'000; ++attempt) {
-      Descriptor raw(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      if (connect(raw.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
+      const Descriptor raw = raw_socket();
+      if (connect(raw.get(), address.get(), address.length) == 0) {
         const std::string hello = hello_of(kProtocolVersion, 1, 2);
         static_cast<void>(send(raw.get(), hello.data(), hello.size(), MSG_NOSIGNAL));
         _exit(read_all(raw).empty() ? 0 : 1);  // closed without a word
@@ -406,11 +393,10 @@ TEST(Rendezvous, ANameHeldByAnotherUserIsRefused) {
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();
   if (child == 0) {
-    socklen_t length = 0;
-    const sockaddr_un address = address_of(name, length);
+    const RawAddress address(name);
     if (setuid(65534) != 0) _exit(2);
-    const Descriptor raw(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (bind(raw.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) _exit(3);
+    const Descriptor raw = raw_socket();
+    if (bind(raw.get(), address.get(), address.length) != 0) _exit(3);
     if (listen(raw.get(), 8) != 0) _exit(4);
     static_cast<void>(write(ready[1], "", 1));
     for (;;) pause();

@@ -118,6 +118,12 @@ void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& co
       std::fill_n(row, num_experts, 0);
       continue;
     }
+    if (source == plan_.rank) {
+      // As they are, not as they stand in memory that peers can write: from them follows where this
+      // rank writes.
+      std::copy_n(halves_[call.half].sent.begin(), num_experts, row);
+      continue;
+    }
     // Pairs with the release in publish_header.
     const bool came =
         layout::epoch_of(
