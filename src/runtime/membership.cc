@@ -18,8 +18,9 @@ Word decision_of(std::uint32_t generation, int proposer) {
   return layout::make_word(generation, static_cast<std::uint32_t>(proposer));
 }
 
-int proposer_of(Word decision, int num_ranks) {
-  return static_cast<int>(layout::value_of(decision) % static_cast<std::uint32_t>(num_ranks));
+// What peers wrote, as an index that is safe.
+int rank_of(Word word, int num_ranks) {
+  return static_cast<int>(layout::value_of(word) % static_cast<std::uint32_t>(num_ranks));
 }
 
 }  // namespace
@@ -73,13 +74,17 @@ void Membership::write(const View& view, int previous_proposer) {
     *next++ = cause.size();
     std::memcpy(&*next, cause.data(), cause.size());
   }
+  // Whoever reads one of these (acquire, in read) sees the decision that this rank saw before, or a
+  // later one, and so that the slot is being reused.
   for (std::size_t i = 0; i < words.size(); ++i) {
     word(begin + static_cast<std::int64_t>(i * sizeof(Word)))
-        .store(words[i], std::memory_order_relaxed);
+        .store(words[i], std::memory_order_release);
   }
 }
 
 bool Membership::propose(View next) {
+  // The slot may be that of a proposal which has won, and which peers are about to read.
+  if (changed()) return false;
   next.generation = view_.generation + 1;
   write(next, view_.proposer);
   Word expected = decision_;
@@ -109,7 +114,7 @@ std::optional<Membership::Read> Membership::read(int proposer, std::uint32_t gen
                        .round = layout::value_of(*next++),
                        .active = std::vector<bool>(num_ranks_),
                        .from = std::vector<Epoch>(num_ranks_)},
-              .previous_proposer = static_cast<int>(*next++ % static_cast<Word>(num_ranks_))};
+              .previous_proposer = rank_of(*next++, num_ranks_)};
   for (int rank = 0; rank < num_ranks_; ++rank) {
     result.view.active[rank] = (next[rank / 64] >> (rank % 64) & 1) != 0;
   }
@@ -129,7 +134,13 @@ std::optional<Membership::Read> Membership::read(int proposer, std::uint32_t gen
 View Membership::newest() const {
   for (int reading = 0; reading < kMaxReadings; ++reading) {
     const Word now = word(board_.decision()).load(std::memory_order_seq_cst);
-    std::optional<Read> found = read(proposer_of(now, num_ranks_), layout::epoch_of(now));
+    // One that no rank can have made, or that was made before the adopted one, would be news for
+    // ever.
+    if (now != decision_of(layout::epoch_of(now), rank_of(now, num_ranks_)) ||
+        !layout::has_reached(layout::epoch_of(now), view_.generation)) {
+      break;
+    }
+    std::optional<Read> found = read(rank_of(now, num_ranks_), layout::epoch_of(now));
     if (found) return std::move(found->view);
   }
   throw Error(ErrorCode::kMismatch, "the membership board of this buffer is damaged");
@@ -137,7 +148,7 @@ View Membership::newest() const {
 
 std::optional<View> Membership::find(std::uint32_t generation) const {
   const Word now = word(board_.decision()).load(std::memory_order_seq_cst);
-  int proposer = proposer_of(now, num_ranks_);
+  int proposer = rank_of(now, num_ranks_);
   for (std::uint32_t at = layout::epoch_of(now);; --at) {
     std::optional<Read> found = read(proposer, at);
     if (!found) return {};

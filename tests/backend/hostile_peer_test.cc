@@ -37,10 +37,12 @@ TEST(HostilePeer, OwnCountsAreNotTakenFromMemoryThatPeersWrite) {
   const layout::Block layout = runtime::make_plan(options, kRank, 2).block;
   std::vector<test::GuardedBlock> blocks;
   for (int rank = 0; rank < 2; ++rank) blocks.emplace_back(layout.size_bytes());
-  Buffer buffer(Communicator(std::make_shared<test::BlocksBootstrap>(kRank, blocks)), options);
+  constexpr layout::Epoch kEpoch = 1;
+  const test::PeersOnBoard peers(kRank, 2, kEpoch);
+  Buffer buffer(Communicator(std::make_shared<test::PlacedBootstrap>(kRank, blocks, peers.board)),
+                options);
   for (test::GuardedBlock& block : blocks) block.remember();
 
-  constexpr layout::Epoch kEpoch = 1;
   constexpr int kParity = layout::parity(kEpoch);
   std::thread peer([&] {
     const test::GuardedBlock& victim = blocks[kRank];
@@ -59,8 +61,7 @@ TEST(HostilePeer, OwnCountsAreNotTakenFromMemoryThatPeersWrite) {
     word_at(victim, layout.count(kParity, 0, 1)) = layout::make_word(kEpoch, kTokens);
     word_at(victim, layout.count(kParity, kRank, 1)) = layout::make_word(kEpoch, 0);
     word_at(victim, layout.arrived(kParity, 0, 0)) = layout::make_word(kEpoch, 0);
-    word_at(victim, layout.header(kParity, 0)) =
-        word_at(own, layout.header(kParity, kRank)).load();
+    word_at(victim, layout.header(kParity, 0)) = word_at(own, layout.header(kParity, kRank)).load();
   });
   const std::vector<bfloat16> x(kTokens * kHidden, bfloat16{0x3f80});
   const std::vector<std::int32_t> topk_idx(kTokens, 1);

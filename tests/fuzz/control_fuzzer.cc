@@ -1,8 +1,9 @@
 // Control words that a broken or hostile peer fills: one rank dispatches and combines while the
-// fuzzer plays its peers. They do what the protocol asks but for a few words, which get any epoch and
-// value before the operation, when the rank's header is seen, or between send and receive phase. An
-// operation returns or throws tandem::Error within its timeout; it writes nowhere but where the
-// protocol lets it, whatever the words say, and what it returns lies within its tensors.
+// fuzzer plays its peers. They do what the protocol asks but for a few words, of the rank's block
+// or of the membership board, which get any epoch and value before the operation, when the rank's
+// header is seen, or between send and receive phase. An operation returns or throws tandem::Error
+// within its timeout; it writes nowhere but where the protocol lets it, whatever the words say, and
+// what it returns lies within its tensors.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -12,18 +13,18 @@
 
 #include "backend/cpu/waiter.h"
 #include "fuzz/check.h"
-#include "support/guarded_block.h"
 #include "layout/block.h"
 #include "runtime/buffer_state.h"
+#include "support/guarded_block.h"
 #include "tandem/buffer.h"
 
 namespace {
 
 using namespace tandem;  // NOLINT
 using fuzz::check;
-using test::GuardedBlock;
 using layout::Epoch;
 using layout::Word;
+using test::GuardedBlock;
 
 constexpr int kMostOperations = 5;
 constexpr std::chrono::milliseconds kTimeout{20};
@@ -65,6 +66,7 @@ struct Tampering {
   std::int64_t offset = 0;
   int num_words = 1;
   Word word = 0;
+  bool on_board = false;
 };
 
 class Run {
@@ -76,7 +78,8 @@ class Run {
         num_operations_(data.ConsumeIntegralInRange(1, kMostOperations)),
         options_(choose_options()),
         plan_(runtime::make_plan(options_, rank_, num_ranks_)),
-        epoch_(options_.first_epoch) {
+        epoch_(options_.first_epoch),
+        peers_(rank_, num_ranks_, options_.first_epoch) {
     for (int rank = 0; rank < num_ranks_; ++rank) blocks_.emplace_back(plan_.block.size_bytes());
     // Peers have completed what was before the first operation.
     for (std::int64_t offset = 0; offset < plan_.block.doorbell(); offset += sizeof(Word)) {
@@ -84,7 +87,9 @@ class Run {
         store(block, offset, layout::make_word(epoch_ - 1, 0));
       }
     }
-    buffer_.emplace(Communicator(std::make_shared<test::BlocksBootstrap>(rank_, blocks_)), options_);
+    buffer_.emplace(
+        Communicator(std::make_shared<test::PlacedBootstrap>(rank_, blocks_, peers_.board)),
+        options_);
     const int num_tamperings = data.ConsumeIntegralInRange(0, 6);
     for (int i = 0; i < num_tamperings; ++i) tamperings_.push_back(choose_tampering());
   }
@@ -107,6 +112,7 @@ class Run {
             .padded_layout = data.ConsumeBool(),
             .capacity_rows = data.ConsumeBool() ? data.ConsumeIntegralInRange(1, 12) : 0,
             .timeout = kTimeout,
+            .on_timeout = data.ConsumeBool() ? OnTimeout::kFail : OnTimeout::kMask,
             .first_epoch = data.ConsumeBool() ? 1U : 0xfffffffeU};
   }
 
@@ -121,15 +127,35 @@ class Run {
     const int parity =
         data.ConsumeIntegralInRange(0, 7) > 0 ? layout::parity(epoch) : data.ConsumeBool();
     std::uint32_t likely = 0;
-    switch (data.ConsumeIntegralInRange(0, 7)) {
+    switch (data.ConsumeIntegralInRange(0, 9)) {
+      case 8:
+      case 9: {  // the decision, a status word, or words of a proposal
+        const layout::Board board(num_ranks_);
+        const std::int64_t proposal = board.view(source, data.ConsumeIntegralInRange(0U, 3U));
+        const std::int64_t offsets[] = {
+            board.decision(),
+            board.status(source, static_cast<layout::Status>(
+                                     data.ConsumeIntegralInRange(0, layout::kNumStatusWords - 1))),
+            proposal + 8 * data.ConsumeIntegralInRange(0, 8)};
+        tampering.on_board = true;
+        tampering.offset = data.PickValueInArray(offsets);
+        tampering.num_words = data.ConsumeIntegralInRange(1, 3);
+        likely = data.ConsumeIntegralInRange(0U, 3U);
+        const Word generation = data.ConsumeIntegralInRange(0U, 5U);
+        if (data.ConsumeBool()) {
+          tampering.word = generation << 32 | likely;
+          return tampering;
+        }
+        break;
+      }
       case 0:
         tampering.offset = block.header(parity, source);
         likely = layout::encode(layout::Header{Operation::kCombine, 1, 77});
         break;
       case 1:
-        tampering.offset = block.argument(
-            parity, source,
-            static_cast<layout::Argument>(data.ConsumeIntegralInRange(0, layout::kNumArguments - 1)));
+        tampering.offset = block.argument(parity, source,
+                                          static_cast<layout::Argument>(data.ConsumeIntegralInRange(
+                                              0, layout::kNumArguments - 1)));
         break;
       case 2:
         tampering.offset = block.arrived(parity, source, 0);
@@ -167,8 +193,8 @@ class Run {
     for (const Tampering& tampering : tamperings_) {
       if (tampering.when == when && tampering.operation == operation_) {
         for (int i = 0; i < tampering.num_words; ++i) {
-          store(blocks_[rank_], tampering.offset + i * static_cast<int>(sizeof(Word)),
-                tampering.word);
+          store(tampering.on_board ? peers_.board : blocks_[rank_],
+                tampering.offset + i * static_cast<int>(sizeof(Word)), tampering.word);
         }
       }
     }
@@ -192,10 +218,33 @@ class Run {
     }
     tamper(Tampering::When::kAtHeader);
     store(mine, block.header(parity, peer), load(theirs, block.header(parity, rank_)));
-    store(mine, block.arrived(parity, peer, 0), layout::make_word(epoch_, 0));
+    say_arrived(peer);
     store(mine, block.completed(peer), layout::make_word(epoch_, 0));
-    cpu::full_fence();
-    cpu::ring(*reinterpret_cast<layout::Doorbell*>(mine.at(block.doorbell())));
+    ring();
+  }
+
+  // A peer takes note of a new view, and writes its rows by it.
+  void follow(int peer) {
+    runtime::Membership& member = *peers_.members[peer];
+    if (!member.changed()) return;
+    try {
+      member.adopt(member.newest());
+    } catch (const Error&) {
+      return;  // the board is damaged
+    }
+    say_arrived(peer);
+    ring();
+  }
+
+  // Rows of a packed dispatch lie as the peer's view wants them to.
+  void say_arrived(int peer) {
+    store(blocks_[rank_], plan_.block.arrived(layout::parity(epoch_), peer, 0),
+          layout::make_word(epoch_, packed_ ? peers_.members[peer]->view().generation : 0));
+  }
+
+  void ring() {
+    cpu::fence(std::memory_order_seq_cst);
+    cpu::ring(*reinterpret_cast<layout::Doorbell*>(blocks_[rank_].at(plan_.block.doorbell())));
   }
 
   // Runs an operation beside its peers; false if the buffer is good for nothing more.
@@ -226,6 +275,12 @@ class Run {
       }
       for (int peer = 0; peer < num_ranks_; ++peer) {
         if (peer != rank_) answer(peer, counts[peer]);
+      }
+      while (!over) {
+        for (int peer = 0; peer < num_ranks_; ++peer) {
+          if (peer != rank_) follow(peer);
+        }
+        std::this_thread::yield();
       }
     });
     bool sound = true;
@@ -263,7 +318,8 @@ class Run {
     }
   }
 
-  // Where a dispatch may write: the view of either half, or this rank's stretch of a landing region.
+  // Where a dispatch may write: the view of either half, or this rank's stretch of a landing
+  // region.
   void allow_rows(const DispatchOptions& call, int hidden, int topk) {
     const layout::Block& block = plan_.block;
     const layout::Capacity& capacity = block.capacity();
@@ -290,7 +346,7 @@ class Run {
 
   bool dispatch() {
     FuzzedDataProvider& data = *data_;
-    constexpr Format kFormats[] = {Format::kBFloat16, Format::kFloat16,  Format::kFloat32,
+    constexpr Format kFormats[] = {Format::kBFloat16, Format::kFloat16, Format::kFloat32,
                                    Format::kFp8,      Format::kFp8Pow2, Format::kFp8Ue8m0};
     DispatchOptions call{.format = data.PickValueInArray(kFormats)};
     if (options_.widest_format == Format::kBFloat16 && call.format == Format::kFloat32) {
@@ -298,8 +354,7 @@ class Run {
     }
     const bool hooked = data.ConsumeBool();
     call.placement = hooked || data.ConsumeBool() ? Placement::kSlotted : Placement::kPacked;
-    call.layout =
-        options_.padded_layout && data.ConsumeBool() ? Layout::kPadded : Layout::kPacked;
+    call.layout = options_.padded_layout && data.ConsumeBool() ? Layout::kPadded : Layout::kPacked;
     call.row_alignment = data.ConsumeBool() ? 1 : 3;
     call.max_tokens = data.ConsumeIntegralInRange(1, options_.max_tokens);
     call.return_hook = hooked;
@@ -317,13 +372,15 @@ class Run {
     const std::int64_t rows_each =
         padded ? std::int64_t{num_ranks_} * call.max_tokens : plan_.block.capacity().rows;
     if (call.placement == Placement::kSlotted) {
-      call.recv_x = output(recv_x_, value_dtype(call.format), padded, num_local, rows_each, hidden_);
+      call.recv_x =
+          output(recv_x_, value_dtype(call.format), padded, num_local, rows_each, hidden_);
       const int num_scales = layout::RowShape{hidden_, call.format}.num_scales();
       if (num_scales > 0) {
         const DType scale = call.format == Format::kFp8Ue8m0 ? DType::kInt32 : DType::kFloat32;
         call.recv_scales = output(recv_scales_, scale, padded, num_local, rows_each, num_scales);
       }
     }
+    packed_ = call.placement == Placement::kPacked;
     const bool sound = operate([&] {
       allow_rows(call, hidden_, topk_);
       received_.reset();
@@ -358,9 +415,9 @@ class Run {
 
   bool combine() {
     FuzzedDataProvider& data = *data_;
-    const DType dtype =
-        options_.widest_format == Format::kFloat32 && data.ConsumeBool() ? DType::kFloat32
-                                                                         : DType::kBFloat16;
+    const DType dtype = options_.widest_format == Format::kFloat32 && data.ConsumeBool()
+                            ? DType::kFloat32
+                            : DType::kBFloat16;
     const bool zero_copy = data.ConsumeBool();
     const bool hooked = data.ConsumeBool();
     const DispatchResult received = *received_;
@@ -377,9 +434,9 @@ class Run {
         blocks_[rank_].allow(first, first + capacity.combine_rows * capacity.combine_pitch);
       }
       if (zero_copy) y = buffer_->next_combine_buffer(received.handle, dtype);
-      const Hook hook = buffer_->combine(
-          y, view_of(weights.data(), {num_tokens_, topk_}), received.handle,
-          {out.data(), dtype, {num_tokens_, hidden_}}, {.return_hook = hooked});
+      const Hook hook =
+          buffer_->combine(y, view_of(weights.data(), {num_tokens_, topk_}), received.handle,
+                           {out.data(), dtype, {num_tokens_, hidden_}}, {.return_hook = hooked});
       if (hook) {
         tamper(Tampering::When::kBetweenPhases);
         hook();
@@ -398,6 +455,8 @@ class Run {
   std::optional<Buffer> buffer_;
   std::vector<Tampering> tamperings_;
   int operation_ = 0;
+  test::PeersOnBoard peers_;
+  bool packed_ = false;  // the placement of the dispatch at hand
 
   // The last dispatch: its tensors, and what it returned if it succeeded.
   int num_tokens_ = 0;

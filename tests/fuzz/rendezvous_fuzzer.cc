@@ -62,8 +62,8 @@ void as_strangers(FuzzedDataProvider& data, const std::string& name) {
     if (!stranger) break;  // it has failed already
     const int num_frames = data.ConsumeIntegralInRange(0, 2);
     for (int frame = 0; frame < num_frames; ++frame) {
-      const auto kind = data.ConsumeIntegralInRange(0, 5) == 0 ? FrameKind::kFailure
-                                                              : FrameKind::kHello;
+      const auto kind =
+          data.ConsumeIntegralInRange(0, 5) == 0 ? FrameKind::kFailure : FrameKind::kHello;
       fuzz::send_bytes(stranger.get(), fuzz::frame(data, header_of(kind), hello(data, size)),
                        data.ConsumeIntegralInRange(0, 9) == 0 ? 2 : 0);
     }
@@ -108,8 +108,8 @@ void as_root(FuzzedDataProvider& data, const std::string& name) {
 
 }  // namespace
 
-// Rank 0 hands ranks of its own process, which strangers here are, a pointer with their welcome: theirs
-// to delete, had they been ranks.
+// Rank 0 hands ranks of its own process, which strangers here are, a pointer with their welcome:
+// theirs to delete, had they been ranks.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {

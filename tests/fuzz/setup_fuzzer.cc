@@ -8,9 +8,9 @@
 #include <string>
 
 #include "fuzz/check.h"
-#include "support/fake_bootstrap.h"
 #include "runtime/failure.h"
 #include "runtime/host_identity.h"
+#include "support/fake_bootstrap.h"
 #include "tandem/buffer.h"
 
 namespace {
@@ -87,8 +87,8 @@ class HostileBootstrap final : public test::FakeBootstrap {
       return Descriptor(::open("/dev/zero", O_RDWR | O_CLOEXEC));
     }
     Descriptor file(::memfd_create("peer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    const std::int64_t sizes[] = {size_bytes, size_bytes, size_bytes, 0, size_bytes - 1,
-                                  size_bytes + 4096};
+    const std::int64_t sizes[] = {size_bytes, size_bytes,     size_bytes,
+                                  0,          size_bytes - 1, size_bytes + 4096};
     check(::ftruncate(file.get(), data_->PickValueInArray(sizes)) == 0, "a file can have a size");
     const int seals[] = {kRight, kRight, kRight | F_SEAL_WRITE, 0, F_SEAL_GROW};
     check(::fcntl(file.get(), F_ADD_SEALS, data_->PickValueInArray(seals)) == 0,
@@ -102,9 +102,10 @@ class HostileBootstrap final : public test::FakeBootstrap {
 void make_buffer(FuzzedDataProvider& data) {
   const int size = data.ConsumeIntegralInRange(2, 4);
   const int rank = data.ConsumeIntegralInRange(0, size - 1);
-  const BufferOptions options{
-      .num_experts = data.ConsumeIntegralInRange(1, 6), .max_tokens = 2, .max_hidden = 8,
-      .max_topk = 2};
+  const BufferOptions options{.num_experts = data.ConsumeIntegralInRange(1, 6),
+                              .max_tokens = 2,
+                              .max_hidden = 8,
+                              .max_topk = 2};
   const auto bootstrap = std::make_shared<HostileBootstrap>(rank, size, data);
   try {
     const Buffer buffer(Communicator(bootstrap), options);

@@ -31,8 +31,8 @@ FrameHeader header_of(FrameKind kind, std::uint64_t length) {
           .length = length};
 }
 
-// What `rank` of two gets of a peer that goes on talking, at most a few seconds, until rank is done.
-// `talk` sends its next words. Did rank wait for the peer to fall silent?
+// What `rank` of two gets of a peer that goes on talking, at most a few seconds, until rank is
+// done. `talk` sends its next words. Did rank wait for the peer to fall silent?
 struct Heard {
   std::optional<Error> error;
   bool peer_was_still_talking = false;
@@ -86,8 +86,8 @@ TEST(HostileSetUp, StrangersWithoutEndDoNotKeepRankZeroFromItsTimeout) {
 
 TEST(HostileSetUp, ADeadlineFromBeforeTheClockBeganHasPassed) {
   for (const std::int64_t nanoseconds : {INT64_MIN, INT64_MIN + 1, std::int64_t{-1}}) {
-    const Deadline deadline = Deadline::after(milliseconds(60'000))
-                                  .earlier_of(Deadline::from_nanoseconds(nanoseconds));
+    const Deadline deadline =
+        Deadline::after(milliseconds(60'000)).earlier_of(Deadline::from_nanoseconds(nanoseconds));
     EXPECT_TRUE(deadline.passed());
     EXPECT_EQ(deadline.poll_timeout(), 0);
   }
@@ -151,8 +151,7 @@ TEST(HostileSetUp, AFailureThatNobodyCanHaveWrittenIsAMismatch) {
   for (const std::size_t length : {std::size_t{1}, std::size_t{48}, std::size_t{100}}) {
     OddPeer bootstrap;
     bootstrap.message_.assign(length, std::byte{0xee});
-    const auto error =
-        error_of([&] { static_cast<void>(agree(bootstrap, [] { return 1; })); });
+    const auto error = error_of([&] { static_cast<void>(agree(bootstrap, [] { return 1; })); });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code(), ErrorCode::kMismatch) << error->what();
     EXPECT_EQ(error->peer(), 1);

@@ -7,6 +7,7 @@
 #include <barrier>
 #include <thread>
 
+#include "support/guarded_block.h"
 #include "tandem/communicator.h"
 
 namespace tandem::runtime {
@@ -143,6 +144,38 @@ TEST(Membership, WriterAndDeciderCannotMissEachOther) {
     }
     barrier.arrive_and_wait();
   });
+}
+
+// Whoever has won and not looked yet must not write over what peers read.
+TEST(Membership, APreviousProposalThatHasWonStays) {
+  run_threads(1, [](const Communicator& communicator) {
+    Membership membership(*communicator.bootstrap(), 2, kFirst);
+    View next = membership.view();
+    next.active[1] = true;
+    EXPECT_TRUE(membership.propose(next));
+    next.active[1] = false;
+    EXPECT_FALSE(membership.propose(next));
+    EXPECT_TRUE(membership.newest().active[1]);
+  });
+}
+
+// Not looked for again and again.
+TEST(Membership, ADecisionThatNoRankCanHaveMadeIsRefused) {
+  for (const Word decision :
+       {layout::make_word(1, 2), layout::make_word(2, 2), layout::make_word(2, ~0U),
+        layout::make_word(0, 0), layout::make_word(~0U, 0), ~Word{0}}) {
+    const test::PeersOnBoard board(0, 2, kFirst);
+    test::PlacedBootstrap bootstrap(0, 2, board.board);
+    const Membership membership(bootstrap, 2, kFirst);
+    std::atomic_ref<Word>(*reinterpret_cast<Word*>(board.board.at(0))) = decision;
+    EXPECT_TRUE(membership.changed());
+    try {
+      static_cast<void>(membership.newest());
+      ADD_FAILURE() << "decision " << decision;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+    }
+  }
 }
 
 TEST(Membership, KnowsWhoHasLeft) {

@@ -26,7 +26,9 @@ struct RawAddress {
   [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&socket); }
 };
 
-inline Descriptor raw_socket() { return Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+inline Descriptor raw_socket() {
+  return Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+}
 
 // A connection to the rendezvous; empty if nobody listens.
 inline Descriptor try_connect_raw(const std::string& name) {

@@ -48,4 +48,13 @@ std::optional<std::int64_t> GuardedBlock::first_change() const {
   return std::nullopt;
 }
 
+PeersOnBoard::PeersOnBoard(int rank, int size, layout::Epoch first_epoch)
+    : board(layout::Board(size).size_bytes()), members(size) {
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;  // its buffer makes its own
+    PlacedBootstrap bootstrap(peer, size, board);
+    members[peer] = std::make_unique<runtime::Membership>(bootstrap, size, first_epoch);
+  }
+}
+
 }  // namespace tandem::test

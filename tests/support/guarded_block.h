@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/membership.h"
 #include "support/fake_bootstrap.h"
 
 namespace tandem::test {
@@ -34,21 +35,36 @@ class GuardedBlock {
   std::vector<bool> allowed_;  // by eight bytes: the unit that words, rows and regions keep to
 };
 
-// Gives a buffer these blocks in place of those that it would share with its peers.
-class BlocksBootstrap final : public FakeBootstrap {
+// Gives a buffer memory of the test's in place of what it would share with its peers: the blocks,
+// then the membership board.
+class PlacedBootstrap final : public FakeBootstrap {
  public:
-  BlocksBootstrap(int rank, const std::vector<GuardedBlock>& blocks)
-      : FakeBootstrap(rank, static_cast<int>(blocks.size())), blocks_(&blocks) {}
+  PlacedBootstrap(int rank, const std::vector<GuardedBlock>& blocks, const GuardedBlock& board)
+      : FakeBootstrap(rank, static_cast<int>(blocks.size())), next_(2) {
+    for (const GuardedBlock& block : blocks) next_[0].push_back(block.memory());
+    next_[1].assign(blocks.size(), board.memory());
+  }
+  // For a peer, which needs its board only.
+  PlacedBootstrap(int rank, int size, const GuardedBlock& board)
+      : FakeBootstrap(rank, size),
+        next_{std::vector<std::shared_ptr<void>>(size, board.memory())} {}
 
   [[nodiscard]] std::vector<std::shared_ptr<void>> all_gather_objects(
       std::shared_ptr<void>) override {
-    std::vector<std::shared_ptr<void>> objects;
-    for (const GuardedBlock& block : *blocks_) objects.push_back(block.memory());
-    return objects;
+    return next_[num_exchanges_++];
   }
 
  private:
-  const std::vector<GuardedBlock>* blocks_;
+  std::vector<std::vector<std::shared_ptr<void>>> next_;
+  std::size_t num_exchanges_ = 0;
+};
+
+// The board that ranks of `size` share, and peers of `rank` on it, who take part.
+struct PeersOnBoard {
+  PeersOnBoard(int rank, int size, layout::Epoch first_epoch);
+
+  GuardedBlock board;
+  std::vector<std::unique_ptr<runtime::Membership>> members;  // by rank; null for `rank`
 };
 
 }  // namespace tandem::test

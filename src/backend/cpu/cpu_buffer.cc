@@ -34,6 +34,7 @@ CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
   for (Half& half : halves_) {
     half.selections.reserve(most_selections);
     half.sent.resize(num_experts);
+    half.published.resize(num_experts);
     half.begin.resize(num_experts);
     half.counts.resize(num_local);
     half.offsets.resize(num_local + 1);

@@ -49,7 +49,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
     Epoch dispatch_epoch = 0;
     std::optional<Epoch> combine_epoch;       // of the last combine that used the half (rule 2)
     std::vector<core::Selection> selections;  // [T * K]
-    std::vector<std::int32_t> sent;           // [E]: this rank's rows for each expert
+    std::vector<std::int32_t> published;      // [E]: this rank's rows for each expert
+    std::vector<std::int32_t> sent;           // [E]: the same, but none for owners lost since
     std::vector<std::int64_t> begin;          // [E]: row on its owner of this rank's slot 0
     std::vector<std::int32_t> counts;         // the handle's arrays
     std::vector<std::int64_t> offsets;

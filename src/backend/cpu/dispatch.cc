@@ -71,7 +71,8 @@ void CpuBuffer::send_dispatch(const runtime::DispatchCall& call, const Context& 
   tandem::cpu::fill_arguments(call, arguments);
   enter(context);
   forget_absent(context, half);
-  publish_header(context, call.half, arguments, half.sent);
+  half.published = half.sent;
+  publish_header(context, call.half, arguments, half.published);
   if (call.placement == Placement::kPacked) return;  // rows wait for the counts
   // A source with too many rows for a rank writes none; all see why in the count matrix.
   if (!core::plan_landing(half.sent, plan_.experts, shape_of(call), plan_.rank, landing_begin_)) {
@@ -119,9 +120,9 @@ void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& co
       continue;
     }
     if (source == plan_.rank) {
-      // As they are, not as they stand in memory that peers can write: from them follows where this
-      // rank writes.
-      std::copy_n(halves_[call.half].sent.begin(), num_experts, row);
+      // As they were sent, not as they stand in memory that peers can write: from them follows
+      // where this rank writes.
+      std::copy_n(halves_[call.half].published.begin(), num_experts, row);
       continue;
     }
     // Pairs with the release in publish_header.
