@@ -49,6 +49,9 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   [[nodiscard]] std::optional<Error> last_loss() const { return backend_->last_loss(); }
   [[nodiscard]] void* last_event() const { return backend_->last_event(); }
 
+  // For tests that make this rank fail (faults.h).
+  [[nodiscard]] BackendBuffer& backend_end() { return *backend_; }
+
   // See recorder.h.
   void reserve_unwritten(const DispatchHandle& handle);
 

@@ -86,7 +86,9 @@ bool Membership::propose(View next) {
   // The slot may be that of a proposal which has won, and which peers are about to read.
   if (changed()) return false;
   next.generation = view_.generation + 1;
+  seam_.pass(Point::kProposing);
   write(next, view_.proposer);
+  seam_.pass(Point::kProposed);
   Word expected = decision_;
   // Releases the proposal; pairs with the acquire in newest. In one order with the flags of
   // begin_writing.
@@ -158,9 +160,11 @@ std::optional<View> Membership::find(std::uint32_t generation) const {
 }
 
 void Membership::adopt(View view) {
+  seam_.pass(Point::kAdopting);
   view_ = std::move(view);
   decision_ = decision_of(view_.generation, view_.proposer);
   tell(Status::kAcked, view_.generation);
+  seam_.pass(Point::kAdopted);
 }
 
 bool Membership::is_gone(int rank) const {

@@ -20,6 +20,7 @@
 #include "runtime/bootstrap.h"
 #include "runtime/common_memory.h"
 #include "runtime/failure.h"
+#include "runtime/faults.h"
 #include "runtime/process_identity.h"
 
 namespace tandem::runtime {
@@ -80,6 +81,7 @@ class Membership {
   // others see that it writes and wait.
   [[nodiscard]] bool begin_writing() {
     own(Status::kWriting).store(1, std::memory_order_seq_cst);
+    seam_.pass(Point::kFlagRaised);
     if (!changed()) return true;
     end_writing();
     return false;
@@ -93,6 +95,9 @@ class Membership {
 
   // Will this rank never act again? Its buffer has been destroyed or its process has ended.
   [[nodiscard]] bool is_gone(int rank) const;
+
+  // Of this rank's end of the buffer; all its parts pass their points here.
+  [[nodiscard]] Seam& seam() { return seam_; }
 
  private:
   [[nodiscard]] std::atomic_ref<Word> word(std::int64_t offset) const {
@@ -117,6 +122,7 @@ class Membership {
   View view_;
   Word decision_ = 0;  // the decision word of view_
   ProcessIdentity process_;
+  Seam seam_;
 };
 
 }  // namespace tandem::runtime

@@ -71,6 +71,7 @@ class Exchange {
   DispatchResult& result() { return result_; }
   [[nodiscard]] const Hook& combine_hook() const { return combine_hook_; }
   [[nodiscard]] const GuardedTensor& recv_x() const { return recv_x_; }
+  [[nodiscard]] bool out_is_guarded() const { return out_.guards_intact(rank_.stream()); }
 
  private:
   [[nodiscard]] const Shape& shape() const { return scenario_.shape; }

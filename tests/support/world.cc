@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 #include <string_view>
@@ -15,6 +17,8 @@ constexpr std::uintptr_t kPerThreadStream = 2;
 // What one rank reports at most: the first failures tell, and the pipe between processes is narrow.
 constexpr std::size_t kMaxReportBytes = 3000;
 
+struct Died {};
+
 std::string_view environment(const char* variable, std::string_view fallback) {
   const char* value = std::getenv(variable);
   return value == nullptr || *value == '\0' ? fallback : std::string_view(value);
@@ -23,6 +27,7 @@ std::string_view environment(const char* variable, std::string_view fallback) {
 std::string run_body(Rank& rank, const std::function<void(Rank&)>& body) {
   try {
     body(rank);
+  } catch (const Died&) {
   } catch (const Error& error) {
     rank.fail("threw " + std::string(name(error.code())) + ": " + error.what());
   } catch (const std::exception& error) {
@@ -47,7 +52,10 @@ std::string run_in_threads(int num_ranks, const std::function<void(Rank&)>& body
 }
 
 std::string run_in_processes(int num_ranks, const std::function<void(Rank&)>& body,
-                             const CommunicatorOptions& options) {
+                             const CommunicatorOptions& options, const std::vector<int>& may_die) {
+  const auto was_meant_to_die = [&](std::size_t rank) {
+    return std::find(may_die.begin(), may_die.end(), static_cast<int>(rank)) != may_die.end();
+  };
   const std::vector<ProcessExit> exits = run_processes(
       num_ranks,
       [&](const Communicator& communicator) {
@@ -62,6 +70,8 @@ std::string run_in_processes(int num_ranks, const std::function<void(Rank&)>& bo
     const ProcessExit& exit = exits[rank];
     if (!exit.error.empty()) {
       all += exit.error;
+    } else if (exit.signal == SIGKILL && was_meant_to_die(rank)) {
+      continue;
     } else if (exit.exit_code != 0 || exit.signal != 0) {
       all += "rank " + std::to_string(rank) + ": exit code " + std::to_string(exit.exit_code) +
              ", signal " + std::to_string(exit.signal) + "\n";
@@ -109,6 +119,11 @@ void Rank::fail(const std::string& message) {
   failures_ += "rank " + std::to_string(index()) + ": " + message + "\n";
 }
 
+void Rank::die() const {
+  if (ranks_are_processes()) std::raise(SIGKILL);
+  throw Died();
+}
+
 bool Rank::expect(bool condition, const std::string& message) {
   if (!condition) fail(message);
   return condition;
@@ -138,8 +153,9 @@ ErrorInfo Rank::expect_error(ErrorCode code, const std::vector<std::string>& fra
 std::string failures_of_ranks(int num_ranks, const std::function<void(Rank&)>& body,
                               const WorldOptions& options) {
   const CommunicatorOptions communicator_options{.timeout = options.setup_timeout};
-  return ranks_are_processes() ? run_in_processes(num_ranks, body, communicator_options)
-                               : run_in_threads(num_ranks, body, communicator_options);
+  return ranks_are_processes()
+             ? run_in_processes(num_ranks, body, communicator_options, options.may_die)
+             : run_in_threads(num_ranks, body, communicator_options);
 }
 
 void run_ranks(int num_ranks, const std::function<void(Rank&)>& body, const WorldOptions& options) {

@@ -62,6 +62,11 @@ class Rank {
   ErrorInfo expect_error(ErrorCode code, const std::vector<std::string>& fragments,
                          const std::function<void()>& call);
 
+  // Ends this rank here, for tests that say so (WorldOptions::may_die): a process by SIGKILL; a
+  // thread by an exception that nobody but the world catches, so that all it does any more is to
+  // destroy what it has.
+  [[noreturn]] void die() const;
+
   [[nodiscard]] const std::string& failures() const { return failures_; }
 
  private:
@@ -71,6 +76,7 @@ class Rank {
 
 struct WorldOptions {
   std::chrono::milliseconds setup_timeout{20'000};
+  std::vector<int> may_die = {};  // ranks
 };
 
 // Runs `body` on every rank and returns all failures, one a line; empty if there were none.

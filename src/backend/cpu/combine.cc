@@ -41,7 +41,9 @@ void CpuBuffer::send_combine(const runtime::CombineCall& call, const Context& co
   enter(context);
   if (!call.zero_copy) {
     if (half.combine_epoch) await_completed(context, Phase::kCombineHalf, *half.combine_epoch);
+    seam().pass(Point::kStaging);
     stage_rows(call);
+    seam().pass(Point::kStaged);
   }
   half.combine_epoch = context.epoch;
   publish_header(context, call.dispatch.half, arguments, {});
@@ -52,11 +54,15 @@ void CpuBuffer::receive_combine(const runtime::CombineCall& call, const Context&
   Arguments arguments;
   fill_arguments(call, arguments);
   await_headers(context, Phase::kReady, owners_of(half), arguments);
-  pull_rows(call, context);
-  // A rank that has been masked may have read what was written over meanwhile: it throws here. The
+  // A rank that has been masked may have read what was written over meanwhile: it throws here. One
+  // that learns of a loss adds up again without the lost rank, whom its handle no longer names. The
   // fence keeps the reads before the look at the board.
-  fence(std::memory_order_acquire);
-  peers_.update(context);
+  do {
+    seam().pass(Point::kPulling);
+    pull_rows(call, context);
+    seam().pass(Point::kPulled);
+    fence(std::memory_order_acquire);
+  } while (peers_.update(context));
   publish_completed(context.epoch);
 }
 

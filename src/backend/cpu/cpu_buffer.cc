@@ -81,6 +81,7 @@ void CpuBuffer::enter(const Context& context) {
   await_completed(context, Phase::kEnter, context.epoch - 2);
   // A peer that was let in for this epoch was so before its proposer completed the last but one.
   peers_.begin(context);
+  seam().pass(Point::kEntered);
 }
 
 void CpuBuffer::publish_header(const Context& context, int half, const Arguments& arguments,
@@ -90,19 +91,23 @@ void CpuBuffer::publish_header(const Context& context, int half, const Arguments
   const Word header_word = layout::make_word(context.epoch, layout::encode(header));
   for (const int peer : peers_.active()) {
     for (std::size_t expert = 0; expert < counts.size(); ++expert) {
-      word(peer, plan_.block.count(parity, plan_.rank, static_cast<int>(expert)))
-          .store(layout::make_word(context.epoch, static_cast<std::uint32_t>(counts[expert])),
-                 std::memory_order_relaxed);
+      seam().store(Point::kCount, peer,
+                   word(peer, plan_.block.count(parity, plan_.rank, static_cast<int>(expert))),
+                   layout::make_word(context.epoch, static_cast<std::uint32_t>(counts[expert])),
+                   std::memory_order_relaxed);
     }
     for (int which = 0; which < layout::kNumArguments; ++which) {
-      word(peer, plan_.block.argument(parity, plan_.rank, static_cast<layout::Argument>(which)))
-          .store(layout::make_word(context.epoch, arguments[which]), std::memory_order_relaxed);
+      seam().store(Point::kArgument, peer,
+                   word(peer, plan_.block.argument(parity, plan_.rank,
+                                                   static_cast<layout::Argument>(which))),
+                   layout::make_word(context.epoch, arguments[which]), std::memory_order_relaxed);
     }
     // Releases counts and arguments, and for a combine the rows staged or written by the caller.
     // Pairs with the acquire in await_headers.
-    word(peer, plan_.block.header(parity, plan_.rank))
-        .store(header_word, std::memory_order_release);
+    seam().store(Point::kHeader, peer, word(peer, plan_.block.header(parity, plan_.rank)),
+                 header_word, std::memory_order_release);
   }
+  seam().pass(Point::kHeadersSent);
   ring_all();
 }
 
@@ -119,6 +124,7 @@ void CpuBuffer::await_headers(const Context& context, Phase phase, std::span<con
   for (const int peer : peers) {
     if (peers_.takes_part(peer, context.epoch)) require_same(context, phase, peer, arguments);
   }
+  seam().pass(Point::kHeadersCame);
 }
 
 void CpuBuffer::require_same(const Context& context, Phase phase, int peer,
@@ -189,8 +195,8 @@ void CpuBuffer::publish_arrived(const Context& context, std::uint32_t plan) {
   const int parity = layout::parity(context.epoch);
   for (const int peer : peers_.active()) {
     // Releases the rows. Pairs with the acquire in has_arrived.
-    word(peer, plan_.block.arrived(parity, plan_.rank, 0))
-        .store(layout::make_word(context.epoch, plan), std::memory_order_release);
+    seam().store(Point::kArrived, peer, word(peer, plan_.block.arrived(parity, plan_.rank, 0)),
+                 layout::make_word(context.epoch, plan), std::memory_order_release);
   }
   ring_all();
 }
@@ -216,8 +222,8 @@ void CpuBuffer::publish_completed(Epoch epoch) {
   for (const int peer : peers_.active()) {
     // Orders this rank's reads of the epoch before it: whoever sees the word may overwrite what was
     // read. Pairs with the acquire in await_completed.
-    word(peer, plan_.block.completed(plan_.rank))
-        .store(layout::make_word(epoch, 0), std::memory_order_release);
+    seam().store(Point::kCompleted, peer, word(peer, plan_.block.completed(plan_.rank)),
+                 layout::make_word(epoch, 0), std::memory_order_release);
   }
   ring_all();
 }

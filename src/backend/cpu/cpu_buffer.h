@@ -36,6 +36,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::byte* own_block() override { return memory_.block(plan_.rank); }
   [[nodiscard]] runtime::HandleArrays handle_arrays(int half) override;
   void check() override {}  // errors have been thrown where they happened
+  // For tests: this rank fails as they say. They outlive the buffer.
+  void inject(runtime::Faults* faults) { seam().set(faults); }
   void mask(int rank) override { peers_.mask(rank, next()); }
   void unmask(int rank) override { peers_.unmask(rank, next()); }
   void recover() override;
@@ -71,6 +73,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::atomic_ref<Word> word(int rank, std::int64_t offset) const {
     return std::atomic_ref<Word>(*reinterpret_cast<Word*>(block(rank) + offset));
   }
+  [[nodiscard]] runtime::Seam& seam() { return peers_.seam(); }
   void ring_all();
 
   // Rule 1: waits until every peer has completed epoch - 2.

@@ -92,6 +92,7 @@ void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Contex
   for (;;) {
     await_headers(context, Phase::kHeader, peers_.participants(context), arguments);
     if (peers_.agree_on_plan(context, plan) == Outcome::kViewChanged) continue;
+    seam().pass(Point::kPlanAgreed);
     plan_received(call, context, plan);
     if (packed && written != plan.generation) {
       if (write_rows(call, context, halves_[call.half].begin) == Outcome::kViewChanged) continue;
@@ -100,6 +101,7 @@ void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Contex
     }
     if (await_arrived(context, packed ? plan.generation : 0) == Outcome::kReady) break;
   }
+  seam().pass(Point::kRowsCame);
   if (!packed) copy_landed_rows(call, context);
   clear_lost_rows(call, context, plan);
   peers_.finish(context, plan);
@@ -131,6 +133,7 @@ void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& co
             word(plan_.rank, plan_.block.header(parity, source)).load(std::memory_order_acquire)) ==
         context.epoch;
     const bool copied = !came && plan.witness >= 0;
+    if (copied) seam().pass(Point::kTakingOver, plan.witness);
     for (int expert = 0; expert < num_experts; ++expert) {
       const std::int64_t offset = plan_.block.count(parity, source, expert);
       const Word count =
@@ -207,12 +210,14 @@ Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& 
                                                 : plan_.block.landing_sources(half_there)))};
   }
 
+  seam().pass(Point::kSources);
   write_sources(call, half, begin);
   const auto* const x = call.x.as<std::byte>();
   const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
-  workers_.run(call.num_tokens, [&](int, std::int64_t first, std::int64_t last) {
+  workers_.run(call.num_tokens, [&](int thread, std::int64_t first, std::int64_t last) {
     std::array<std::byte*, kMaxTopk> destinations;
     for (std::int64_t token = first; token < last; ++token) {
+      if (thread == 0) seam().pass(Point::kRow);
       std::size_t num_rows = 0;
       for (int k = 0; k < call.topk; ++k) {
         const core::Selection selection = half.selections[token * call.topk + k];

@@ -80,6 +80,7 @@ std::span<const int> Peers::participants(const Context& context) {
 void Peers::begin(const Context& context) {
   newest_ = context.epoch;
   tell_waiting_for(context, -1);
+  seam().pass(Point::kBegin);
   update(context);
   if (!any_new_) return;
   // Two operations before this one may be at work yet. Epochs are compared while they are near each
@@ -91,8 +92,9 @@ void Peers::begin(const Context& context) {
   list_active();
 }
 
-void Peers::update(const Context& context) {
-  if (membership_.changed()) adopt(membership_.newest(), context);
+bool Peers::update(const Context& context) {
+  const bool changed = membership_.changed();
+  if (changed) adopt(membership_.newest(), context);
   const runtime::View& view = membership_.view();
   if (!view.active[rank_]) {
     const std::string why = view.cause ? ": " + view.cause->message : "";
@@ -111,6 +113,7 @@ void Peers::update(const Context& context) {
                           .peer = view.proposer},
                 "rank " + std::to_string(view.proposer) + " has called recover()");
   }
+  return changed;
 }
 
 void Peers::adopt(runtime::View view, const Context& context) {
@@ -152,6 +155,7 @@ void Peers::await_silence(int rank, const Context& context) {
 
 bool Peers::propose(runtime::View next) {
   const bool won = membership_.propose(std::move(next));
+  seam().pass(Point::kDecided);
   ring_();
   return won;
 }

@@ -22,6 +22,7 @@ namespace tandem::cpu {
 
 using layout::Epoch;
 using layout::Word;
+using runtime::Point;
 
 // An operation at work: what its waits and errors speak of.
 struct Context {
@@ -58,8 +59,8 @@ class Peers {
   // code), and kMasked if this rank has been masked.
   void begin(const Context& context);
 
-  // Takes note of a new view, if there is one; throws as begin.
-  void update(const Context& context);
+  // Takes note of a new view; throws as begin. Was there one?
+  bool update(const Context& context);
 
   // Waits until ready(peer) for all of `peers` that take part in context's operation. kViewChanged:
   // another view has been adopted meanwhile. `seen(peer)` is the epoch that an error reports.
@@ -80,13 +81,22 @@ class Peers {
   [[nodiscard]] Outcome agree_on_plan(const Context& context, Plan& plan);
   // This rank is done with a dispatch.
   void finish(const Context& context, const Plan& plan) {
+    seam().pass(Point::kFinished);
     membership_.tell(layout::finished(context.epoch),
                      layout::make_word(context.epoch, plan.generation));
+    seam().pass(Point::kFinishedTold);
   }
 
   // Brackets writing of rows into peers' memory. kViewChanged: nothing may be written.
   [[nodiscard]] Outcome begin_writing(const Context& context);
-  void end_writing() { membership_.end_writing(); }
+  void end_writing() {
+    seam().pass(Point::kRowsWritten);
+    membership_.end_writing();
+    seam().pass(Point::kFlagLowered);
+  }
+
+  // Where tests make this rank fail.
+  [[nodiscard]] runtime::Seam& seam() { return membership_.seam(); }
 
   // Tells all ranks that operations cannot go on as they are.
   void fail(const Error& error);
@@ -157,6 +167,7 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
   };
   for (bool last_chance = false; !all_ready(); last_chance = true) {
     tell_waiting_for(context, peers[next]);
+    seam().pass(Point::kWaiting, peers[next]);
     // A rank that is gone may have been ready before.
     const auto lost = [&](int peer) {
       return takes_part(peer, context.epoch) && membership_.is_gone(peer) && !ready(peer);

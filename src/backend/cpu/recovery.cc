@@ -51,7 +51,9 @@ Epoch Peers::recover(Epoch next) {
     const runtime::View& view = membership_.view();
 
     if (!is_active_[rank_]) {
+      seam().pass(Point::kKnocking);
       membership_.tell(Status::kKnocks, layout::make_word(1, next));
+      seam().pass(Point::kKnocked);
       const auto waited = waiter_.wait([&] { return membership_.changed(); });
       if (!waited) continue;
       membership_.tell(Status::kKnocks, 0);
@@ -66,6 +68,7 @@ Epoch Peers::recover(Epoch next) {
     // Let in, or recovered together with the others.
     if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
       membership_.tell(Status::kKnocks, 0);
+      seam().pass(Point::kBack);
       return view.from[rank_];
     }
     if (view.round == 0) {
@@ -77,7 +80,9 @@ Epoch Peers::recover(Epoch next) {
     }
 
     const std::uint32_t round = view.round;
+    seam().pass(Point::kMeeting);
     membership_.tell(Status::kRecovering, layout::make_word(round, next));
+    seam().pass(Point::kMet);
     ring_();
     const auto has_come = [&](int rank) {
       return layout::epoch_of(membership_.ask(rank, Status::kRecovering)) == round;

@@ -1,0 +1,65 @@
+#include "faults/script.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+#include "backend/cpu/cpu_buffer.h"
+#include "runtime/buffer_state.h"
+
+namespace tandem::test {
+
+using namespace std::chrono_literals;
+
+Common::Common() {
+  void* const memory =
+      mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  memory_ = new (memory) Memory{};
+}
+
+Common::~Common() { munmap(memory_, sizeof(Memory)); }
+
+void Common::wait(int gate) const {
+  const auto start = std::chrono::steady_clock::now();
+  while (!is_open(gate)) {
+    if (std::chrono::steady_clock::now() - start > 30s) {
+      throw std::runtime_error("nobody opened gate " + std::to_string(gate));
+    }
+    std::this_thread::sleep_for(200us);
+  }
+}
+
+void Script::at(Point point, int nth, std::function<void()> action, int peer) {
+  entries_.push_back({point, nth, std::move(action), peer});
+}
+
+void Script::inject(const DispatchHandle& handle) {
+  auto& end = handle.state()->buffer.lock()->backend_end();
+  dynamic_cast<cpu::CpuBuffer&>(end).inject(this);
+}
+
+void Script::pass(Point point, int peer) {
+  if (common_ != nullptr) common_->hit(point);
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    if (entry.point != point || (entry.peer >= 0 && entry.peer != peer)) continue;
+    // By value: an action may add others.
+    if (--entry.left == 0) std::function<void()>(entry.action)();
+  }
+}
+
+bool Script::store(Point point, int peer, std::atomic_ref<layout::Word> word, layout::Word value) {
+  const auto dropped = std::find(dropped_.begin(), dropped_.end(), std::pair(point, peer));
+  if (dropped != dropped_.end()) {
+    dropped_.erase(dropped);
+    return false;
+  }
+  return !store_ || store_(point, peer, word, value);
+}
+
+}  // namespace tandem::test
