@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# ./dev fuzz: the programs of tests/fuzz/, under libFuzzer.
+# ./dev fuzz: the programs of tests/fuzz/, under libFuzzer. ./dev models: models/, with spin.
 
 help fuzz <<'EOF'
 ./dev fuzz [TARGET..] [--minutes=N] [--json]
@@ -53,5 +53,30 @@ cmd_fuzz() {
   if [[ $JSON == true ]]; then
     json_object ok "$ok" targets "[$(IFS=, && echo "${RESULTS[*]}")]"
   fi
+  [[ $ok == true ]]
+}
+
+help models <<'EOF'
+./dev models [--long] [--json]
+Checks the models of the protocol with spin, a line a run: that they have no violation as they are, and
+have one with any rule taken out. --long: larger runs besides, half an hour.
+EOF
+
+cmd_models() {
+  parse models "--long --json" "$@"
+  no_arguments models
+  ensure build models
+  step "spin"
+  local options=() ok=true
+  if [[ ${OPT_long:-false} == true ]]; then options=(--long); fi
+  if [[ $JSON == false ]]; then
+    models/check.sh "${options[@]}"
+    return
+  fi
+  mkdir -p build
+  models/check.sh "${options[@]}" >build/models.log || ok=false
+  local lines
+  mapfile -t lines <build/models.log
+  json_object ok "$ok" runs "$(json_list "${lines[@]}")"
   [[ $ok == true ]]
 }

@@ -2,21 +2,21 @@
 # ./dev setup: Debian packages, each with what needs it.
 
 help setup <<'EOF'
-./dev setup [build] [test] [lint] [fuzz] [bench] [python] [--list] [--json]
+./dev setup [build] [test] [lint] [fuzz] [models] [bench] [python] [--list] [--json]
 Installs the packages that the purposes named (default: all) need and this machine lacks, with apt
 as root or through sudo. Does nothing, quickly, where all are there. --list prints the packages and
 what each is for. Other commands call it by themselves for what they need.
 EOF
 
 # Debian packages, each with what needs it: build (the library and the command), test, lint, fuzz,
-# bench, python. (clang-14 lacks std::source_location.)
+# models, bench, python. (clang-14 lacks std::source_location.)
 PACKAGES=(
   "g++ build" "cmake build" "ninja-build build" "git build"
   "libhwy-dev build" "libcli11-dev build" "nlohmann-json3-dev build" "libspdlog-dev build"
   "libfmt-dev build" "ccache test" "libgtest-dev test" "libgmock-dev test"
   "librapidcheck-dev test" "gcovr test"
   "clang-format-14 lint" "shellcheck lint" "cppcheck lint"
-  "clang-16 fuzz" "libclang-rt-16-dev fuzz"
+  "clang-16 fuzz" "libclang-rt-16-dev fuzz" "spin models"
   "libbenchmark-dev bench" "libhwloc-dev bench" "openmpi-bin bench" "libopenmpi-dev bench"
   "libucx-dev bench" "python3 bench" "python3-matplotlib bench"
   "python3-venv python" "python3-dev python"
