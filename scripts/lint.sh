@@ -56,6 +56,7 @@ lint_layering() {
     layering src/runtime 'tandem|layout|core|runtime' | grep -v '^src/runtime/registry\.cc:'
     layering src/backend/cpu 'tandem|layout|core|runtime|backend/cpu'
     layering src/backend/cuda 'tandem|layout|core|runtime|backend/cuda'
+    layering src/backend/net 'tandem|layout|core|runtime|backend/net'
     # `tandem bench` measures with the recorder, which knows graphs where there are any.
     layering tools 'tandem|reference' | grep -v '"runtime/recorder\.h"'
     layering bench 'tandem|layout|reference'
@@ -64,6 +65,8 @@ lint_layering() {
     git grep -nE '^ *# *include [<"](cuda|cub/|cooperative_groups|nvrtc|thrust/)' -- \
       '*.h' '*.cc' '*.cu' '*.cuh' ':!src/backend/cuda' ':!tests/backend/cuda' |
       sed 's/$/ (CUDA only in src\/backend\/cuda)/'
+    git grep -nE '^ *# *include <(uc[pst]/|netdb|netinet/|arpa/)' -- '*.h' '*.cc' ':!src/backend/net' ':!tests/backend/net' |
+      sed 's/$/ (UCX and sockets of a network only in src\/backend\/net)/'
   } || true
 }
 

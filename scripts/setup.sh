@@ -13,7 +13,7 @@ EOF
 PACKAGES=(
   "g++ build" "cmake build" "ninja-build build" "git build"
   "libhwy-dev build" "libcli11-dev build" "nlohmann-json3-dev build" "libspdlog-dev build"
-  "libfmt-dev build" "ccache test" "libgtest-dev test" "libgmock-dev test"
+  "libfmt-dev build" "ccache test" "libucx-dev test" "iproute2 test" "nftables test" "libgtest-dev test" "libgmock-dev test"
   "librapidcheck-dev test" "gcovr test"
   "clang-format-14 lint" "shellcheck lint" "cppcheck lint"
   "clang-16 fuzz" "libclang-rt-16-dev fuzz" "spin models"

@@ -37,10 +37,11 @@ class Communicator {
   //   torchrun: RANK, WORLD_SIZE, and MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID as the name;
   //   mpirun: OMPI_COMM_WORLD_RANK/SIZE or PMI_RANK/PMI_SIZE, and the job's identifier as the name;
   //   srun: SLURM_PROCID, SLURM_NTASKS, and the job and step identifiers as the name.
-  // TANDEM_RENDEZVOUS overrides the name in every case. All ranks must be on this host.
+  // TANDEM_RENDEZVOUS overrides the name in every case. If the launcher says that ranks are on
+  // other hosts, or TANDEM_ADDRESS is set, they meet as with connect_across_hosts, at
+  // TANDEM_ADDRESS or where torchrun or srun say that rank 0 is, and TANDEM_SECRET must be set.
   // docs/starting.md has every variable. Throws kInvalidArgument naming the variables if none of
-  // these is set or a value makes no sense; kUnreachable if the launcher says that ranks are on
-  // other hosts; kTimeout naming the ranks that did not come.
+  // these is set or a value makes no sense; kTimeout naming the ranks that did not come.
   static Communicator from_environment(const CommunicatorOptions& options = {});
 
   // Meets the other ranks on this host under `name` (any text; one name serves one group at a time
@@ -55,9 +56,19 @@ class Communicator {
   using AllGather = std::function<std::vector<std::vector<std::byte>>(std::span<const std::byte>)>;
 
   // Meets the other ranks through a gathering function that the caller already has; it is called
-  // once. Throws kUnreachable naming all ranks that are not on rank 0's host.
+  // once if all ranks are on one host, else twice. What it carries should not be public: it is what
+  // lets ranks trust each other. Throws kUnreachable naming all ranks that are not on rank 0's
+  // host, if this build has no network (docs/network.md).
   static Communicator from_all_gather(int rank, int size, const AllGather& all_gather,
                                       const CommunicatorOptions& options = {});
+
+  // Meets the other ranks, on this host or others, at `address` ("host:port"), where rank 0
+  // listens until all have come. Only who knows `secret` is let in. Throws kUnsupported if this
+  // build has no network; kInvalidArgument for an address that makes no sense, an empty or another
+  // secret, ranks that contradict each other; kTimeout naming the ranks that did not come.
+  static Communicator connect_across_hosts(const std::string& address, const std::string& secret,
+                                           int rank, int size,
+                                           const CommunicatorOptions& options = {});
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
@@ -97,5 +108,11 @@ struct ProcessExit {
 std::vector<ProcessExit> run_processes(int num_ranks,
                                        const std::function<int(const Communicator&)>& body,
                                        const CommunicatorOptions& options = {});
+
+// The same, for ranks that meet in a way of their own: `connect` runs in each rank's process, given
+// its rank.
+std::vector<ProcessExit> run_processes(int num_ranks,
+                                       const std::function<Communicator(int)>& connect,
+                                       const std::function<int(const Communicator&)>& body);
 
 }  // namespace tandem

@@ -1,8 +1,9 @@
 // How the ranks of a communicator exchange small things while they set up: messages, descriptors of
-// shared memory, or, within one process, pointers. Two implementations: threads of one process
-// (thread_bootstrap.h), and processes on one host over Unix-domain sockets (socket_bootstrap.h).
+// shared memory, or, within one process, pointers. Three implementations: threads of one process
+// (thread_bootstrap.h), processes on one host over Unix-domain sockets (socket_bootstrap.h), and
+// ranks on several hosts (backend/net/net_bootstrap.h).
 //
-// Every call but rank(), size() and in_one_process() is collective and bounded by timeout(): it
+// Every call that exchanges something is collective and bounded by timeout(): it
 // throws kTimeout naming the ranks that did not come, or kPeerLost naming one whose process is
 // gone.
 #pragma once
@@ -10,12 +11,15 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <vector>
 
 #include "runtime/descriptor.h"
 
 namespace tandem::runtime {
+
+class Network;
 
 class Bootstrap {
  public:
@@ -25,6 +29,18 @@ class Bootstrap {
   [[nodiscard]] virtual int size() const = 0;
   [[nodiscard]] virtual bool in_one_process() const = 0;
   [[nodiscard]] virtual std::chrono::milliseconds timeout() const = 0;
+
+  // The ranks that can share memory with this one, itself among them, ascending, and the bootstrap
+  // of these alone, whose ranks are positions in that list.
+  [[nodiscard]] virtual std::vector<int> host_ranks() const {
+    std::vector<int> ranks(static_cast<std::size_t>(size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+  [[nodiscard]] virtual Bootstrap& host() { return *this; }
+
+  // The way to all other ranks; null where there are none.
+  [[nodiscard]] virtual Network* network() { return nullptr; }
 
   [[nodiscard]] virtual std::vector<std::vector<std::byte>> all_gather(
       std::span<const std::byte> message) = 0;

@@ -17,24 +17,28 @@ CommonMemory::CommonMemory(Bootstrap& bootstrap, const char* name, std::int64_t 
                             "rank " + std::to_string(bootstrap.rank()) + " cannot have " +
                                 std::to_string(size_bytes) + " bytes of common memory: " + problem);
   };
-  if (bootstrap.in_one_process()) {
-    Mapping own;
-    if (bootstrap.rank() == 0) own = map_private(size_bytes);
+  Bootstrap& host = bootstrap.host();
+  Mapping mapping;
+  // Everybody sends a file, since the exchange is symmetric; that of the first counts. An unused
+  // one takes no memory.
+  MemoryFile own;
+  if (!host.in_one_process()) {
+    own = make_memory_file(name, size_bytes);
     check(own.problem);
-    agree(bootstrap, failure);
-    memory_ = std::static_pointer_cast<std::byte>(
-        std::move(bootstrap.all_gather_objects(own.memory).front()));
-    return;
+  } else if (host.rank() == 0) {
+    mapping = map_private(size_bytes);
+    check(mapping.problem);
   }
-  // Everybody sends a file, since the exchange is symmetric; that of rank 0 counts. An unused one
-  // takes no memory.
-  const MemoryFile own = make_memory_file(name, size_bytes);
-  check(own.problem);
   agree(bootstrap, failure);
-  const std::vector<Descriptor> files = bootstrap.all_gather_descriptors(own.descriptor);
-  Mapping mapping{.memory = nullptr, .problem = "rank 0 sent something else"};
-  if (is_memory_file(files.front(), size_bytes)) mapping = map_shared(files.front(), size_bytes);
-  check(mapping.problem);
+  if (host.in_one_process()) {
+    mapping.memory = std::static_pointer_cast<std::byte>(
+        std::move(host.all_gather_objects(mapping.memory).front()));
+  } else {
+    const std::vector<Descriptor> files = host.all_gather_descriptors(own.descriptor);
+    mapping.problem = "the first rank of this host sent something else";
+    if (is_memory_file(files.front(), size_bytes)) mapping = map_shared(files.front(), size_bytes);
+    check(mapping.problem);
+  }
   agree(bootstrap, failure);
   memory_ = std::move(mapping.memory);
 }

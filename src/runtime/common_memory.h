@@ -1,5 +1,5 @@
-// One piece of memory that rank 0 makes and every rank of a buffer maps. It stays while anybody
-// maps it, whatever becomes of rank 0.
+// One piece of memory that the first rank of a host makes and every rank of a buffer on that host
+// maps. It stays while anybody maps it, whatever becomes of the first.
 #pragma once
 
 #include <cstddef>

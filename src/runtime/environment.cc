@@ -40,6 +40,10 @@ const std::vector<Launcher>& launchers() {
   return all;
 }
 
+// Jobs of one host listen on ports from here on, below those that systems give out by themselves.
+constexpr int kFirstPort = 20000;
+constexpr int kNumPorts = 10000;
+
 class Reader {
  public:
   Reader(const Lookup& lookup, long parent_process)
@@ -108,25 +112,65 @@ class Reader {
              ", must be in [0, " + size_variable + ") = [0, " + std::to_string(environment.size) +
              ")");
     }
-    refuse_other_hosts(launcher, environment.size);
+    const auto address = get("TANDEM_ADDRESS");
+    const std::string elsewhere = says_other_hosts(launcher, environment.size);
+    if (address || !elsewhere.empty()) {
+      environment.address = address ? *address : launch_address(launcher, elsewhere);
+      const auto secret = get("TANDEM_SECRET");
+      if (!secret) {
+        refuse("TANDEM_SECRET is not set: ranks that meet at an address (" + environment.address +
+               ") need one secret, the same on all hosts");
+      }
+      environment.secret = *secret;
+      return environment;
+    }
     const auto given = get("TANDEM_RENDEZVOUS");
     environment.name = given ? *given : launch_name(launcher);
     return environment;
   }
 
-  void refuse_other_hosts(const Launcher& launcher, int size) const {
+  // The variable that says that ranks are on other hosts, with its value; empty if none does.
+  [[nodiscard]] std::string says_other_hosts(const Launcher& launcher, int size) const {
     if (launcher.local_size != nullptr && get(launcher.local_size) &&
         integer(launcher.local_size) != size) {
-      throw Error(ErrorCode::kUnreachable,
-                  std::string(launcher.local_size) + "=" + *get(launcher.local_size) + " of " +
-                      std::to_string(size) + " ranks are on this host; all must be");
+      return std::string(launcher.local_size) + "=" + *get(launcher.local_size) + " of " +
+             std::to_string(size) + " ranks";
     }
     if (launcher.num_nodes != nullptr && get(launcher.num_nodes) &&
         integer(launcher.num_nodes) != 1) {
-      throw Error(ErrorCode::kUnreachable, std::string(launcher.num_nodes) + "=" +
-                                               *get(launcher.num_nodes) +
-                                               ": all ranks must be on one host");
+      return std::string(launcher.num_nodes) + "=" + *get(launcher.num_nodes);
     }
+    return {};
+  }
+
+  // Where the launcher says that rank 0 is.
+  [[nodiscard]] std::string launch_address(const Launcher& launcher,
+                                           const std::string& elsewhere) const {
+    const std::string title = launcher.title;
+    if (title == "torchrun" && get("MASTER_ADDR") && get("MASTER_PORT")) {
+      return *get("MASTER_ADDR") + ":" + std::to_string(integer("MASTER_PORT") + 1);
+    }
+    if (title == "srun") {
+      const char* const nodes = first_set({"SLURM_STEP_NODELIST", "SLURM_NODELIST"});
+      const char* const job = first_set({"SLURM_JOB_ID", "SLURM_JOBID"});
+      if (nodes != nullptr && job != nullptr) {
+        return first_host(*get(nodes)) + ":" +
+               std::to_string(kFirstPort + integer(job) % kNumPorts);
+      }
+    }
+    refuse("ranks are on several hosts (" + elsewhere +
+           "): set TANDEM_ADDRESS to host:port, the host that of rank 0");
+  }
+
+  // "node[03-05,9],login" -> "node03".
+  [[nodiscard]] static std::string first_host(const std::string& list) {
+    const std::size_t end = list.find_first_of(",[");
+    std::string host = list.substr(0, end);
+    if (end != std::string::npos && list[end] == '[') {
+      const std::size_t number = end + 1;
+      host += list.substr(number, list.find_first_of("-,]", number) - number);
+    }
+    return host;
   }
 
   [[nodiscard]] std::string launch_name(const Launcher& launcher) const {

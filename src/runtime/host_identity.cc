@@ -7,17 +7,11 @@
 #include <fstream>
 #include <sstream>
 
-#include "runtime/failure.h"
 #include "runtime/socket_bootstrap.h"
 #include "tandem/types.h"
 
 namespace tandem::runtime {
 namespace {
-
-struct Introduction {
-  std::string identity;
-  std::string name;
-};
 
 Introduction parse(int rank, const std::vector<std::byte>& message) {
   std::istringstream text(
@@ -43,7 +37,7 @@ std::string host_identity() {
          (length > 0 ? std::string(network, static_cast<std::size_t>(length)) : "unknown");
 }
 
-std::string meet_on_one_host(int rank, int size, const Communicator::AllGather& all_gather) {
+std::vector<Introduction> introduce(int rank, int size, const Communicator::AllGather& all_gather) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
     throw Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(rank) + " of " +
                                                  std::to_string(size) +
@@ -57,19 +51,19 @@ std::string meet_on_one_host(int rank, int size, const Communicator::AllGather& 
                 "all_gather returned " + std::to_string(messages.size()) + " messages for " +
                     std::to_string(size) + " ranks");
   }
-  const Introduction root = parse(0, messages[0]);
-  std::vector<int> elsewhere;
-  for (int peer = 1; peer < size; ++peer) {
-    if (parse(peer, messages[peer]).identity != root.identity) elsewhere.push_back(peer);
+  std::vector<Introduction> introductions;
+  for (int peer = 0; peer < size; ++peer) introductions.push_back(parse(peer, messages[peer]));
+  return introductions;
+}
+
+std::vector<int> ranks_on_host_of(int rank, const std::vector<Introduction>& introductions) {
+  std::vector<int> ranks;
+  for (std::size_t peer = 0; peer < introductions.size(); ++peer) {
+    if (introductions[peer].identity == introductions[rank].identity) {
+      ranks.push_back(static_cast<int>(peer));
+    }
   }
-  if (!elsewhere.empty()) {
-    setup_failure(ErrorCode::kUnreachable, elsewhere.front(),
-                  list_ranks(elsewhere) +
-                      " cannot reach rank 0: on another host, or in a container with a network "
-                      "of its own")
-        .raise();
-  }
-  return root.name;
+  return ranks;
 }
 
 }  // namespace tandem::runtime

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tandem/communicator.h"
 
@@ -11,9 +12,17 @@ namespace tandem::runtime {
 // do not share the host's network.
 std::string host_identity();
 
-// Collective through the caller's gathering function, called once: agrees on a rendezvous name that
-// rank 0 chooses. Throws kUnreachable naming all ranks that are not on rank 0's host, and
-// kInvalidArgument where rank, size or what was gathered makes no sense.
-std::string meet_on_one_host(int rank, int size, const Communicator::AllGather& all_gather);
+// What a rank says of itself when ranks meet through a gathering function.
+struct Introduction {
+  std::string identity;  // of its host
+  std::string name;      // of 128 random bits, for the ranks of a host to meet under
+};
+
+// Collective through the caller's gathering function, called once: every rank's introduction.
+// Throws kInvalidArgument where rank, size or what was gathered makes no sense.
+std::vector<Introduction> introduce(int rank, int size, const Communicator::AllGather& all_gather);
+
+// The ranks on the host of `rank`, ascending.
+std::vector<int> ranks_on_host_of(int rank, const std::vector<Introduction>& introductions);
 
 }  // namespace tandem::runtime

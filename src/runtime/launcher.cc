@@ -55,14 +55,14 @@ void flush_output() {
 }
 
 // A child's whole life. Nothing of the parent's stack is unwound and no handler of its exit runs.
-[[noreturn]] void run_child(pid_t parent, int error_pipe, const std::string& name, int rank,
-                            int num_ranks, const std::function<int(const Communicator&)>& body,
-                            const CommunicatorOptions& options) {
+[[noreturn]] void run_child(pid_t parent, int error_pipe, int rank,
+                            const std::function<Communicator(int)>& connect,
+                            const std::function<int(const Communicator&)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it died before the line above
   int exit_code = 1;
   try {
-    exit_code = body(Communicator::connect(name, rank, num_ranks, options));
+    exit_code = body(connect(rank));
   } catch (...) {
     const std::string text = text_of(std::current_exception()).substr(0, kMaxErrorBytes);
     // If it cannot be written the exit code still tells.
@@ -137,8 +137,18 @@ void run_threads(int num_ranks, const std::function<void(const Communicator&)>& 
 std::vector<ProcessExit> run_processes(int num_ranks,
                                        const std::function<int(const Communicator&)>& body,
                                        const CommunicatorOptions& options) {
+  return run_processes(
+      num_ranks,
+      [&, name = runtime::random_rendezvous_name()](int rank) {
+        return Communicator::connect(name, rank, num_ranks, options);
+      },
+      body);
+}
+
+std::vector<ProcessExit> run_processes(int num_ranks,
+                                       const std::function<Communicator(int)>& connect,
+                                       const std::function<int(const Communicator&)>& body) {
   check_num_ranks(num_ranks);
-  const std::string name = runtime::random_rendezvous_name();
   const pid_t parent = ::getpid();
   std::vector<Child> children;
   children.reserve(static_cast<std::size_t>(num_ranks));
@@ -157,7 +167,7 @@ std::vector<ProcessExit> run_processes(int num_ranks,
     if (process == 0) {
       children.clear();  // the pipes of other ranks
       read_end.reset();
-      run_child(parent, write_end.get(), name, rank, num_ranks, body, options);
+      run_child(parent, write_end.get(), rank, connect, body);
     }
     if (process < 0) {
       problem =

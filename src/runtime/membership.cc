@@ -31,14 +31,15 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch)
       board_(num_ranks),
       memory_(bootstrap, "tandem board", board_.size_bytes()),
       view_{.generation = kFirstGeneration,
+            .proposer = bootstrap.host_ranks().front(),
             .active = std::vector<bool>(num_ranks),
             .from = std::vector<Epoch>(num_ranks, first_epoch)},
-      decision_(decision_of(kFirstGeneration, 0)),
+      decision_(decision_of(kFirstGeneration, view_.proposer)),
       process_(own_process()) {
   std::fill_n(view_.active.begin(), bootstrap.size(), true);
   // Peers see what is written here through the caller's barrier.
-  if (rank_ == 0) {
-    write(view_, 0);
+  if (rank_ == view_.proposer) {
+    write(view_, rank_);
     word(board_.decision()).store(decision_, std::memory_order_relaxed);
   }
   tell(Status::kAcked, kFirstGeneration);

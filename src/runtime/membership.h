@@ -42,7 +42,7 @@ struct View {
 class Membership {
  public:
   // Collective. The first view: the ranks of `bootstrap` are active, further ones up to `num_ranks`
-  // are not.
+  // are not. Each host has a board of its own, on which ranks of other hosts say nothing.
   Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch);
   ~Membership();
   Membership(const Membership&) = delete;

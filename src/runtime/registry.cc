@@ -4,10 +4,14 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "runtime/backend.h"
+#include "runtime/network.h"
 #include "tandem/error.h"
 #include "tandem/info.h"
 #if defined(TANDEM_HAS_CUDA)
 #include "backend/cuda/cuda_backend.h"
+#endif
+#if defined(TANDEM_HAS_NET)
+#include "backend/net/net_backend.h"
 #endif
 
 namespace tandem {
@@ -29,6 +33,14 @@ const BackendInterface& backend(Backend which) {
   }
   throw Error(ErrorCode::kUnsupported,
               "backend " + std::string(name(which)) + " is not in this build of the library");
+}
+
+const NetworkInterface* network() {
+#if defined(TANDEM_HAS_NET)
+  return &net::network();
+#else
+  return nullptr;
+#endif
 }
 
 }  // namespace runtime

@@ -468,8 +468,7 @@ std::string random_rendezvous_name() {
   return hexadecimal(random[0]) + hexadecimal(random[1]);
 }
 
-std::shared_ptr<Bootstrap> connect_by_name(const std::string& name, int rank, int size,
-                                           milliseconds timeout) {
+void validate_rank(int rank, int size, milliseconds timeout) {
   if (size < 1 || size > kMaxRanks) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -483,6 +482,11 @@ std::shared_ptr<Bootstrap> connect_by_name(const std::string& name, int rank, in
     throw Error(ErrorCode::kInvalidArgument,
                 "timeout is " + std::to_string(timeout.count()) + " ms, must be positive");
   }
+}
+
+std::shared_ptr<Bootstrap> connect_by_name(const std::string& name, int rank, int size,
+                                           milliseconds timeout) {
+  validate_rank(rank, size, timeout);
   if (name.empty()) throw Error(ErrorCode::kInvalidArgument, "the rendezvous name is empty");
   if (size == 1) {
     return std::make_shared<ThreadBootstrap>(std::make_shared<ThreadGroup>(1), 0, timeout);

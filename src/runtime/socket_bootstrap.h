@@ -25,6 +25,9 @@ inline constexpr std::chrono::milliseconds kVerdictGrace{5000};
 // How long a failing rank tries to tell a peer that does not read.
 inline constexpr std::chrono::milliseconds kTellTimeout{200};
 
+// Throws kInvalidArgument unless these make sense.
+void validate_rank(int rank, int size, std::chrono::milliseconds timeout);
+
 // Meets the other ranks under `name`. Where all ranks turn out to be in this process, returns a
 // ThreadBootstrap. Arguments are validated; throws as Communicator::connect documents.
 std::shared_ptr<Bootstrap> connect_by_name(const std::string& name, int rank, int size,

@@ -71,12 +71,14 @@ void check_equal_sizes(Bootstrap& bootstrap, std::int64_t size_bytes) {
 SymmetricMemory::SymmetricMemory(Bootstrap& bootstrap, std::int64_t size_bytes)
     : size_bytes_(size_bytes) {
   const int rank = bootstrap.rank();
+  Bootstrap& host = bootstrap.host();
+  const std::vector<int> host_ranks = bootstrap.host_ranks();
   check_equal_sizes(bootstrap, size_bytes);
   std::optional<Failure> failure = check_size(rank, size_bytes);
 
   Mapping own;
   MemoryFile file;
-  if (!failure && bootstrap.in_one_process()) {
+  if (!failure && host.in_one_process()) {
     own = map_private(size_bytes);
     if (!own.problem.empty()) failure = refusal(rank, size_bytes, own.problem);
   } else if (!failure) {
@@ -85,29 +87,32 @@ SymmetricMemory::SymmetricMemory(Bootstrap& bootstrap, std::int64_t size_bytes)
   }
   agree(bootstrap, failure);
 
-  blocks_.reserve(static_cast<std::size_t>(bootstrap.size()));
-  if (bootstrap.in_one_process()) {
-    for (auto& block : bootstrap.all_gather_objects(own.memory)) {
-      blocks_.push_back(std::static_pointer_cast<std::byte>(std::move(block)));
+  blocks_.resize(static_cast<std::size_t>(bootstrap.size()));
+  std::vector<Descriptor> files;
+  if (host.in_one_process()) {
+    auto objects = host.all_gather_objects(own.memory);
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+      blocks_[host_ranks[i]] = std::static_pointer_cast<std::byte>(std::move(objects[i]));
     }
-    return;
+  } else {
+    files = host.all_gather_descriptors(file.descriptor);
   }
-  const std::vector<Descriptor> files = bootstrap.all_gather_descriptors(file.descriptor);
-  for (int peer = 0; peer < bootstrap.size() && !failure; ++peer) {
-    if (!is_memory_file(files[peer], size_bytes)) {
+  for (std::size_t i = 0; i < files.size() && !failure; ++i) {
+    const int peer = host_ranks[i];
+    if (!is_memory_file(files[i], size_bytes)) {
       failure = setup_failure(ErrorCode::kMismatch, peer,
                               "rank " + std::to_string(peer) +
                                   " sent a descriptor that is no sealed block of " +
                                   std::to_string(size_bytes) + " bytes");
       break;
     }
-    Mapping mapping = map_shared(files[peer], size_bytes);
+    Mapping mapping = map_shared(files[i], size_bytes);
     if (!mapping.problem.empty()) {
       failure =
           refusal(rank, size_bytes,
                   "mapping the block of rank " + std::to_string(peer) + ", " + mapping.problem);
     }
-    blocks_.push_back(std::move(mapping.memory));
+    blocks_[peer] = std::move(mapping.memory);
   }
   agree(bootstrap, failure);
 }

@@ -1,4 +1,4 @@
-// One block of host memory per rank, all of the same size, mapped by every rank.
+// One block of host memory per rank, all of the same size, mapped by every rank of the same host.
 //
 // Between processes a block is a sealed memfd whose descriptor travels over the bootstrap's
 // sockets: it never has a name, so nothing is left in /dev/shm whatever happens to the process, and
@@ -22,7 +22,11 @@ class SymmetricMemory {
   SymmetricMemory(Bootstrap& bootstrap, std::int64_t size_bytes);
 
   [[nodiscard]] std::int64_t size_bytes() const { return size_bytes_; }
+  // Null for a rank on another host.
   [[nodiscard]] std::byte* block(int rank) const { return blocks_[rank].get(); }
+  [[nodiscard]] const std::shared_ptr<std::byte>& shared_block(int rank) const {
+    return blocks_[rank];
+  }
   [[nodiscard]] int num_ranks() const { return static_cast<int>(blocks_.size()); }
 
  private:

@@ -142,6 +142,58 @@ TEST(Environment, IsReadAsEachLauncherSetsIt) {
   }
 }
 
+TEST(Environment, RanksOnSeveralHostsMeetAtAnAddress) {
+  struct Met {
+    std::string title;
+    Variables variables;
+    std::string address;  // empty: on one host
+  };
+  const std::vector<Met> cases = {
+      {"given", {{"TANDEM_RANK", "1"}, {"TANDEM_SIZE", "2"}, {"TANDEM_ADDRESS", "a:9"}}, "a:9"},
+      {"torchrun",
+       {{"RANK", "3"},
+        {"WORLD_SIZE", "4"},
+        {"LOCAL_WORLD_SIZE", "2"},
+        {"MASTER_ADDR", "10.0.0.1"},
+        {"MASTER_PORT", "29500"}},
+       "10.0.0.1:29501"},
+      {"torchrun on one host",
+       {{"RANK", "1"},
+        {"WORLD_SIZE", "2"},
+        {"LOCAL_WORLD_SIZE", "2"},
+        {"MASTER_ADDR", "10.0.0.1"},
+        {"MASTER_PORT", "29500"}},
+       ""},
+      {"mpirun with an address",
+       {{"OMPI_COMM_WORLD_RANK", "0"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+        {"TANDEM_ADDRESS", "one:29501"}},
+       "one:29501"},
+      {"srun",
+       {{"SLURM_PROCID", "0"},
+        {"SLURM_NTASKS", "4"},
+        {"SLURM_STEP_NUM_NODES", "2"},
+        {"SLURM_STEP_NODELIST", "node[03-04,7],login"},
+        {"SLURM_JOB_ID", "12345678"}},
+       "node03:25678"},
+      {"srun, plain names",
+       {{"SLURM_PROCID", "0"},
+        {"SLURM_NTASKS", "2"},
+        {"SLURM_STEP_NUM_NODES", "2"},
+        {"SLURM_NODELIST", "left,right"},
+        {"SLURM_JOBID", "7"}},
+       "left:20007"},
+  };
+  for (Met each : cases) {
+    SCOPED_TRACE(each.title);
+    each.variables.emplace("TANDEM_SECRET", "s");
+    const Environment environment = read(each.variables);
+    EXPECT_EQ(environment.address, each.address);
+    EXPECT_EQ(environment.secret, each.address.empty() ? "" : "s");
+  }
+}
+
 struct Refused {
   Variables variables;
   std::vector<std::string> parts;  // of the error's text
@@ -175,19 +227,17 @@ TEST(Environment, ThatMakesNoSenseIsRefusedByName) {
       {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "1"}},
        {"SLURM_STEP_ID", "SLURM_STEPID"}},
       {{{"RANK", "0"}, {"WORLD_SIZE", "16"}, {"LOCAL_WORLD_SIZE", "8"}},
-       {"LOCAL_WORLD_SIZE=8 of 16"},
-       ErrorCode::kUnreachable},
+       {"LOCAL_WORLD_SIZE=8 of 16", "TANDEM_ADDRESS"}},
       {{{"OMPI_COMM_WORLD_RANK", "0"},
         {"OMPI_COMM_WORLD_SIZE", "16"},
         {"OMPI_COMM_WORLD_LOCAL_SIZE", "8"}},
-       {"OMPI_COMM_WORLD_LOCAL_SIZE=8 of 16"},
-       ErrorCode::kUnreachable},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE=8 of 16", "TANDEM_ADDRESS"}},
       {{{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}},
-       {"MPI_LOCALNRANKS=2 of 4"},
-       ErrorCode::kUnreachable},
+       {"MPI_LOCALNRANKS=2 of 4", "TANDEM_ADDRESS"}},
       {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}},
-       {"SLURM_STEP_NUM_NODES=2"},
-       ErrorCode::kUnreachable},
+       {"SLURM_STEP_NUM_NODES=2", "TANDEM_ADDRESS"}},
+      {{{"TANDEM_RANK", "0"}, {"TANDEM_SIZE", "2"}, {"TANDEM_ADDRESS", "host:1"}},
+       {"TANDEM_SECRET is not set", "host:1"}},
   };
   for (std::size_t i = 0; i < cases.size(); ++i) {
     SCOPED_TRACE(i);

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "support/hosts.h"
+
 namespace tandem::test {
 namespace {
 
@@ -22,6 +24,12 @@ struct Died {};
 std::string_view environment(const char* variable, std::string_view fallback) {
   const char* value = std::getenv(variable);
   return value == nullptr || *value == '\0' ? fallback : std::string_view(value);
+}
+
+std::string_view launch_under_test() {
+  const std::string_view text = environment("TANDEM_TEST_LAUNCH", "threads");
+  if (text == "threads" || text == "processes" || text == "hosts") return text;
+  throw std::runtime_error("TANDEM_TEST_LAUNCH must be threads, processes or hosts");
 }
 
 std::string run_body(Rank& rank, const std::function<void(Rank&)>& body) {
@@ -56,15 +64,16 @@ std::string run_in_processes(int num_ranks, const std::function<void(Rank&)>& bo
   const auto was_meant_to_die = [&](std::size_t rank) {
     return std::find(may_die.begin(), may_die.end(), static_cast<int>(rank)) != may_die.end();
   };
-  const std::vector<ProcessExit> exits = run_processes(
-      num_ranks,
-      [&](const Communicator& communicator) {
-        Rank rank(communicator);
-        const std::string report = run_body(rank, body);
-        if (!report.empty()) throw std::runtime_error(report);
-        return 0;
-      },
-      options);
+  const auto run_rank = [&](const Communicator& communicator) {
+    Rank rank(communicator);
+    const std::string report = run_body(rank, body);
+    if (!report.empty()) throw std::runtime_error(report);
+    return 0;
+  };
+  const std::vector<ProcessExit> exits =
+      launch_under_test() == "hosts"
+          ? run_processes(num_ranks, connect_on_hosts(num_ranks, 3, options), run_rank)
+          : run_processes(num_ranks, run_rank, options);
   std::string all;
   for (std::size_t rank = 0; rank < exits.size(); ++rank) {
     const ProcessExit& exit = exits[rank];
@@ -89,12 +98,7 @@ Backend backend_under_test() {
   throw std::runtime_error("TANDEM_TEST_BACKEND must be cpu or cuda");
 }
 
-bool ranks_are_processes() {
-  const std::string_view text = environment("TANDEM_TEST_LAUNCH", "threads");
-  if (text == "threads") return false;
-  if (text == "processes") return true;
-  throw std::runtime_error("TANDEM_TEST_LAUNCH must be threads or processes");
-}
+bool ranks_are_processes() { return launch_under_test() != "threads"; }
 
 void* Rank::stream() const {
   return backend_under_test() == Backend::kCuda ? reinterpret_cast<void*>(kPerThreadStream)

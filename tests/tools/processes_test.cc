@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <set>
 #include <sstream>
 #include <string>
@@ -51,6 +53,38 @@ TEST(Processes, GiveTheSameAsThreads) {
   const json threads = run_command(kSmall + one + "--launch threads --iterations 1").json();
   EXPECT_EQ(processes["results"].at(0)["hash"], threads["results"].at(0)["hash"]);
 }
+
+#ifdef TANDEM_WITH_NET
+std::set<std::string> names_of_namespaces() {
+  std::set<std::string> names;
+  if (!std::filesystem::exists("/run/netns")) return names;
+  for (const auto& entry : std::filesystem::directory_iterator("/run/netns")) {
+    names.insert(entry.path().filename());
+  }
+  return names;
+}
+
+TEST(Hosts, GiveTheSameAsThreadsAndLeaveNoNamespaceBehind) {
+  const auto before = names_of_namespaces();
+  const std::string run =
+      "test-low-latency --json - --tokens 5 --hidden 260 --topk 3 --experts 14 --format fp8 "
+      "--placement all --layout packed --zero-copy on --hook both --iterations 1 ";
+  const CommandResult hosts = run_command(run + "--launch hosts --hosts 3 --ranks-per-host 2");
+  const std::string text = hosts.errors + hosts.output;
+  const std::size_t lacking = text.find("hosts need network namespaces");
+  if (lacking != std::string::npos && std::getenv("CI") == nullptr) {
+    std::cout << "not run: " << text.substr(lacking) << std::endl;
+  }
+  ASSERT_EQ(hosts.exit_code, 0) << text;
+  const json threads = run_command(run + "--launch threads --ranks 6").json();
+  ASSERT_EQ(hosts.json()["results"].size(), 3U);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(hosts.json()["results"][i]["hash"], threads["results"][i]["hash"]);
+    EXPECT_EQ(hosts.json()["results"][i]["launch"], "hosts");
+  }
+  EXPECT_EQ(names_of_namespaces(), before);
+}
+#endif
 
 TEST(Processes, RunLayerIsTheSameAsInThreads) {
   const std::string run =

@@ -14,6 +14,8 @@
 #include <system_error>
 #include <utility>
 
+#include "common/network_hosts.h"
+
 namespace tandem::tools {
 
 namespace {
@@ -100,18 +102,16 @@ std::string describe(const ProcessExit& exit) {
   return {};
 }
 
-std::vector<RankOutcome> run_as_processes(int num_ranks, const CommunicatorOptions& options,
-                                          const RankBody& body) {
+// `start` is run_processes, told how ranks meet.
+template <typename Start>
+std::vector<RankOutcome> run_as_processes(int num_ranks, const RankBody& body, const Start& start) {
   std::vector<ReportFile> files(static_cast<std::size_t>(num_ranks));
   std::fflush(nullptr);  // or children would print what is buffered once more
-  const std::vector<ProcessExit> exits = run_processes(
-      num_ranks,
-      [&](const Communicator& communicator) {
-        const ReportFile& file = files[static_cast<std::size_t>(communicator.rank())];
-        body(communicator, [&](const nlohmann::json& report) { file.append(report); });
-        return 0;
-      },
-      options);
+  const std::vector<ProcessExit> exits = start([&](const Communicator& communicator) {
+    const ReportFile& file = files[static_cast<std::size_t>(communicator.rank())];
+    body(communicator, [&](const nlohmann::json& report) { file.append(report); });
+    return 0;
+  });
   std::vector<RankOutcome> outcomes;
   for (std::size_t rank = 0; rank < files.size(); ++rank) {
     outcomes.push_back({.reports = files[rank].read_all(), .error = describe(exits[rank])});
@@ -119,17 +119,45 @@ std::vector<RankOutcome> run_as_processes(int num_ranks, const CommunicatorOptio
   return outcomes;
 }
 
+std::vector<RankOutcome> run_on_hosts(int num_ranks, int num_hosts,
+                                      const CommunicatorOptions& options, const RankBody& body) {
+  const NetworkHosts hosts(num_hosts);
+  const std::string address = NetworkHosts::address(0) + ":7000";
+  // Nobody else is on these hosts' network.
+  const std::string secret = "ranks of one command";
+  return run_as_processes(num_ranks, body, [&](const auto& run_rank) {
+    return run_processes(
+        num_ranks,
+        [&](int rank) {
+          hosts.enter(rank / (num_ranks / num_hosts));
+          return Communicator::connect_across_hosts(address, secret, rank, num_ranks, options);
+        },
+        run_rank);
+  });
+}
+
 }  // namespace
 
 std::string_view name(Launch launch) {
-  return launch == Launch::kThreads ? "threads" : "processes";
+  switch (launch) {
+    case Launch::kThreads:
+      return "threads";
+    case Launch::kProcesses:
+      return "processes";
+    case Launch::kHosts:
+      return "hosts";
+  }
+  return "unknown";
 }
 
 std::vector<RankOutcome> run_ranks(Launch launch, int num_ranks, std::chrono::milliseconds timeout,
-                                   const RankBody& body) {
+                                   const RankBody& body, int num_hosts) {
   const CommunicatorOptions options{.timeout = timeout};
-  return launch == Launch::kThreads ? run_as_threads(num_ranks, options, body)
-                                    : run_as_processes(num_ranks, options, body);
+  if (launch == Launch::kThreads) return run_as_threads(num_ranks, options, body);
+  if (launch == Launch::kHosts) return run_on_hosts(num_ranks, num_hosts, options, body);
+  return run_as_processes(num_ranks, body, [&](const auto& run_rank) {
+    return run_processes(num_ranks, run_rank, options);
+  });
 }
 
 }  // namespace tandem::tools

@@ -1,5 +1,5 @@
-// Runs a body on every rank, as threads or processes, and brings home what each rank reported, also
-// from ranks that died on the way.
+// Runs a body on every rank, as threads or processes, on this host or on several that are network
+// namespaces, and brings home what each rank reported, also from ranks that died on the way.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace tandem::tools {
 
-enum class Launch { kThreads, kProcesses };
+enum class Launch { kThreads, kProcesses, kHosts };
 
 std::string_view name(Launch launch);
 
@@ -25,10 +25,11 @@ struct RankOutcome {
   std::string error = {};  // why the rank ended before its time; empty if it did not
 };
 
-// `body` runs once per rank; with kProcesses in a forked child, so that it sees everything computed
-// before the call without a copy, and nothing it writes is seen here but its reports. No thread may
-// be running.
+// `body` runs once per rank; unless ranks are threads in a forked child, so that it sees everything
+// computed before the call without a copy, and nothing it writes is seen here but its reports. No
+// thread may be running. kHosts: rank r is on host r / (num_ranks / num_hosts), and the hosts are
+// made and gone with this call; throws std::runtime_error saying what is lacking to make them.
 std::vector<RankOutcome> run_ranks(Launch launch, int num_ranks, std::chrono::milliseconds timeout,
-                                   const RankBody& body);
+                                   const RankBody& body, int num_hosts = 1);
 
 }  // namespace tandem::tools

@@ -36,19 +36,23 @@ void run_test(const TestOptions& options, Report& report, const Output& output) 
           make_scenario(shape, options.seed + static_cast<std::uint64_t>(i), options.combinations));
     }
     const TestPlan plan{.options = options, .scenarios = scenarios, .timed = first == 0};
-    const std::vector<RankOutcome> outcomes =
-        run_ranks(options.launch, shape.ranks, timeout,
-                  [&](const Communicator& communicator, const ReportFunction& tell) {
-                    run_rank(plan, communicator, tell);
-                  });
+    const std::vector<RankOutcome> outcomes = run_ranks(
+        options.launch, shape.ranks, timeout,
+        [&](const Communicator& communicator, const ReportFunction& tell) {
+          run_rank(plan, communicator, tell);
+        },
+        options.hosts);
     add_outcomes(options, outcomes, first == 0, report);
   }
   report.extra["pressure"] = options.pressure;
   report.extra["bandwidth_counts"] = kBandwidthNote;
 
-  output.print(fmt::format("{} ranks as {} ({}), {} tokens, hidden {}, top-{} of {} experts\n",
-                           shape.ranks, name(options.launch), name(options.backend), shape.tokens,
-                           shape.hidden, shape.topk, shape.experts));
+  const std::string where = options.launch == Launch::kHosts
+                                ? fmt::format("on {} hosts", options.hosts)
+                                : fmt::format("as {}", name(options.launch));
+  output.print(fmt::format("{} ranks {} ({}), {} tokens, hidden {}, top-{} of {} experts\n",
+                           shape.ranks, where, name(options.backend), shape.tokens, shape.hidden,
+                           shape.topk, shape.experts));
   output.print(table_of(report));
   if (options.iterations != 0) output.print(fmt::format("{}\n", kBandwidthNote));
 }

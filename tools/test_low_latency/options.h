@@ -20,6 +20,8 @@ namespace tandem::tools {
 struct TestArguments {
   std::string backend = "cpu";
   std::string launch = "threads";
+  int hosts = 2;
+  int ranks_per_host = 1;
   int ranks = 8;
   int tokens = 128;
   int hidden = 7168;
@@ -68,6 +70,7 @@ struct Shape {
 struct TestOptions {
   Backend backend = Backend::kCpu;
   Launch launch = Launch::kThreads;
+  int hosts = 1;  // with Launch::kHosts
   Shape shape;
   std::vector<Combination> combinations;  // in an order that lets neighbours share a buffer
   std::optional<int> iterations;          // none: as many as fit in a moment

@@ -45,6 +45,7 @@ void CpuBuffer::send_combine(const runtime::CombineCall& call, const Context& co
     stage_rows(call);
     seam().pass(Point::kStaged);
   }
+  if (remote_) push_rows(call, context);
   half.combine_epoch = context.epoch;
   publish_header(context, call.dispatch.half, arguments, {});
 }
@@ -111,11 +112,17 @@ void CpuBuffer::pull_rows(const runtime::CombineCall& call, const Context& conte
   auto* const out = call.out.as<std::byte>();
   const std::int64_t out_pitch = call.out.strides[0] * size_of(call.dtype);
 
-  // The half that each owner announced; its header was acquired in await_headers.
+  start_own_rows(half);
   for (const int owner : owners_) {
+    // The half that the owner announced; its header was acquired in await_headers.
     const layout::Header header = layout::decode_header(layout::value_of(
         word(plan_.rank, plan_.block.header(parity, owner)).load(std::memory_order_relaxed)));
-    combine_regions_[owner] = block(owner) + plan_.block.combine_rows(header.half);
+    for (const std::int32_t expert : plan_.experts.experts_of(owner)) {
+      expert_rows_[expert] =
+          is_remote(owner)
+              ? remote_->landing(parity) + own_starts_[expert] * pitch
+              : block(owner) + plan_.block.combine_rows(header.half) + half.begin[expert] * pitch;
+    }
   }
 
   workers_.run(call.dispatch.num_tokens, [&](int, std::int64_t first, std::int64_t last) {
@@ -126,8 +133,7 @@ void CpuBuffer::pull_rows(const runtime::CombineCall& call, const Context& conte
       for (int k = 0; k < topk; ++k) {
         const core::Selection selection = half.selections[token * topk + k];
         if (selection.expert < 0) continue;
-        rows[num_rows] = combine_regions_[plan_.experts.owner(selection.expert)] +
-                         (half.begin[selection.expert] + selection.slot) * pitch;
+        rows[num_rows] = expert_rows_[selection.expert] + selection.slot * pitch;
         row_weights[num_rows++] = weights[token * topk + k];
       }
       combine_row({rows.data(), num_rows}, {row_weights.data(), num_rows}, call.dtype, call.hidden,

@@ -7,27 +7,29 @@
 #include "tandem/error.h"
 
 namespace tandem::cpu {
+
 CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                      const runtime::BufferPlan& plan)
     : plan_(plan),
       memory_(*bootstrap, plan.block.size_bytes()),
       workers_(plan.options.num_threads),
+      remote_(open_remote(*bootstrap)),
       peers_(
           *bootstrap, plan,
           *reinterpret_cast<layout::Doorbell*>(memory_.block(plan.rank) + plan.block.doorbell()),
-          [this] { ring_all(); }, [this](std::span<const int> lost) { forget(lost); }),
+          remote_.get(), [this] { ring_all(); },
+          [this](std::span<const int> lost) { forget(lost); }),
       next_epoch_(plan.options.first_epoch) {
   const layout::Capacity& capacity = plan.block.capacity();
   const auto num_experts = static_cast<std::size_t>(capacity.num_experts);
   const auto num_local = static_cast<std::size_t>(plan.experts.num_local(plan.rank));
   owners_.reserve(plan.num_ranks);
-  regions_.resize(plan.num_ranks);
-  combine_regions_.resize(plan.num_ranks);
+  expert_rows_.resize(num_experts);
   const std::size_t most_selections =
       static_cast<std::size_t>(capacity.max_tokens) * static_cast<std::size_t>(capacity.max_topk);
   selections_.reserve(most_selections);
   sources_.resize(most_selections);
-  source_starts_.resize(num_experts);
+  own_starts_.resize(num_experts);
   sent_.resize(num_experts);
   count_matrix_.resize(plan.num_ranks * num_experts);
   landing_begin_.resize(num_experts);
@@ -39,6 +41,7 @@ CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     half.counts.resize(num_local);
     half.offsets.resize(num_local + 1);
     half.ranges.resize(num_local * plan.num_ranks);
+    half.landed.resize(num_local * plan.num_ranks);
     if (capacity.landing_rows > 0) half.source_tokens.resize(capacity.rows);
   }
 
@@ -62,6 +65,7 @@ void CpuBuffer::ring_all() {
   fence(std::memory_order_seq_cst);
   // Also those that are masked: they may wait to be let in.
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+    if (is_remote(rank)) continue;
     ring(*reinterpret_cast<layout::Doorbell*>(block(rank) + plan_.block.doorbell()));
   }
 }
@@ -73,7 +77,8 @@ void CpuBuffer::await_completed(const Context& context, Phase phase, Epoch wante
   };
   peers_.await(
       context, phase, wanted, peers_.active(),
-      [&](int peer) { return layout::has_reached(seen(peer), wanted); }, seen);
+      [&](int peer) { return layout::has_reached(seen(peer), wanted) && has_left(peer, wanted); },
+      seen);
 }
 
 void CpuBuffer::enter(const Context& context) {
@@ -90,6 +95,7 @@ void CpuBuffer::publish_header(const Context& context, int half, const Arguments
   const layout::Header header{context.operation, half, layout::hash_arguments(arguments)};
   const Word header_word = layout::make_word(context.epoch, layout::encode(header));
   for (const int peer : peers_.active()) {
+    if (is_remote(peer)) continue;
     for (std::size_t expert = 0; expert < counts.size(); ++expert) {
       seam().store(Point::kCount, peer,
                    word(peer, plan_.block.count(parity, plan_.rank, static_cast<int>(expert))),
@@ -109,6 +115,7 @@ void CpuBuffer::publish_header(const Context& context, int half, const Arguments
   }
   seam().pass(Point::kHeadersSent);
   ring_all();
+  if (remote_) publish_remote_header(context, header_word, arguments, counts);
 }
 
 void CpuBuffer::await_headers(const Context& context, Phase phase, std::span<const int> peers,
@@ -192,13 +199,15 @@ void CpuBuffer::require_same(const Context& context, Phase phase, int peer,
 }
 
 void CpuBuffer::publish_arrived(const Context& context, std::uint32_t plan) {
-  const int parity = layout::parity(context.epoch);
+  const std::int64_t offset = plan_.block.arrived(layout::parity(context.epoch), plan_.rank, 0);
+  const Word arrived = layout::make_word(context.epoch, plan);
   for (const int peer : peers_.active()) {
     // Releases the rows. Pairs with the acquire in has_arrived.
-    seam().store(Point::kArrived, peer, word(peer, plan_.block.arrived(parity, plan_.rank, 0)),
-                 layout::make_word(context.epoch, plan), std::memory_order_release);
+    if (is_remote(peer)) continue;
+    seam().store(Point::kArrived, peer, word(peer, offset), arrived, std::memory_order_release);
   }
   ring_all();
+  if (remote_) publish_remote(offset, arrived);
 }
 
 // Have the rows of `peer` arrived, written by this plan? Pairs with the release in publish_arrived.
@@ -219,13 +228,16 @@ Outcome CpuBuffer::await_arrived(const Context& context, std::uint32_t plan) {
 }
 
 void CpuBuffer::publish_completed(Epoch epoch) {
+  const std::int64_t offset = plan_.block.completed(plan_.rank);
+  const Word completed = layout::make_word(epoch, 0);
   for (const int peer : peers_.active()) {
     // Orders this rank's reads of the epoch before it: whoever sees the word may overwrite what was
     // read. Pairs with the acquire in await_completed.
-    seam().store(Point::kCompleted, peer, word(peer, plan_.block.completed(plan_.rank)),
-                 layout::make_word(epoch, 0), std::memory_order_release);
+    if (is_remote(peer)) continue;
+    seam().store(Point::kCompleted, peer, word(peer, offset), completed, std::memory_order_release);
   }
   ring_all();
+  if (remote_) publish_remote(offset, completed);
 }
 
 void CpuBuffer::acquire_combine_half(int half) {
@@ -255,7 +267,18 @@ void CpuBuffer::forget(std::span<const int> lost) {
   for (Half& half : halves_) forget_absent(Context{Operation::kNone, half.dispatch_epoch}, half);
 }
 
+void CpuBuffer::mask(int rank) {
+  refuse_masking_across_hosts();
+  peers_.mask(rank, next());
+}
+
+void CpuBuffer::unmask(int rank) {
+  refuse_masking_across_hosts();
+  peers_.unmask(rank, next());
+}
+
 void CpuBuffer::recover() {
+  refuse_masking_across_hosts();
   next_epoch_ = peers_.recover(next_epoch_);
   held_.clear();
   for (Half& half : halves_) half.combine_epoch.reset();

@@ -1,6 +1,7 @@
-// One rank's end of a buffer on the CPU: the protocol of docs/design.md over shared memory.
+// One rank's end of a buffer on the CPU: the protocol of docs/design.md over shared memory, and,
+// for peers on other hosts, over messages that do what stores into their memory would.
 // cpu_buffer.cc has what both operations share (entering, waiting, publishing), dispatch.cc and
-// combine.cc the two operations.
+// combine.cc the two operations, remote.cc what goes to other hosts.
 //
 // Thread safety: one caller at a time; peers act on the same memory at any time.
 #pragma once
@@ -22,6 +23,7 @@
 #include "core/routing_plan.h"
 #include "layout/block.h"
 #include "runtime/backend.h"
+#include "runtime/network.h"
 #include "runtime/symmetric_memory.h"
 
 namespace tandem::cpu {
@@ -38,8 +40,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void check() override {}  // errors have been thrown where they happened
   // For tests: this rank fails as they say. They outlive the buffer.
   void inject(runtime::Faults* faults) { seam().set(faults); }
-  void mask(int rank) override { peers_.mask(rank, next()); }
-  void unmask(int rank) override { peers_.unmask(rank, next()); }
+  void mask(int rank) override;
+  void unmask(int rank) override;
   void recover() override;
   [[nodiscard]] std::vector<bool> active() const override;
   [[nodiscard]] std::vector<bool> participants() const override;
@@ -54,6 +56,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
     std::vector<std::int32_t> published;      // [E]: this rank's rows for each expert
     std::vector<std::int32_t> sent;           // [E]: the same, but none for owners lost since
     std::vector<std::int64_t> begin;          // [E]: row on its owner of this rank's slot 0
+    std::vector<std::int64_t> landed;         // [L, R]: row in a remote source's landing memory
     std::vector<std::int32_t> counts;         // the handle's arrays
     std::vector<std::int64_t> offsets;
     std::vector<std::int64_t> ranges;
@@ -62,14 +65,15 @@ class CpuBuffer final : public runtime::BackendBuffer {
 
   using Arguments = std::uint32_t[layout::kNumArguments];
 
-  // Where a peer's rows and source tokens of the dispatch at hand begin.
+  // Where the rows and source tokens of a dispatch begin in a peer's block.
   struct Region {
-    std::byte* rows;
-    std::int32_t* sources;
+    std::int64_t rows;
+    std::int64_t sources;
   };
 
   // --- cpu_buffer.cc ---
   [[nodiscard]] std::byte* block(int rank) const { return memory_.block(rank); }
+  [[nodiscard]] bool is_remote(int rank) const { return block(rank) == nullptr; }
   [[nodiscard]] std::atomic_ref<Word> word(int rank, std::int64_t offset) const {
     return std::atomic_ref<Word>(*reinterpret_cast<Word*>(block(rank) + offset));
   }
@@ -116,8 +120,13 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void plan_received(const runtime::DispatchCall& call, const Context& context, const Plan& plan);
   [[nodiscard]] Outcome write_rows(const runtime::DispatchCall& call, const Context& context,
                                    std::span<const std::int64_t> begin);
-  void write_sources(const runtime::DispatchCall& call, const Half& half,
+  void write_sources(const runtime::DispatchCall& call, const Context& context,
                      std::span<const std::int64_t> begin);
+  [[nodiscard]] Region region_of(const runtime::DispatchCall& call, const Context& context,
+                                 int peer) const;
+  // own_starts_: where an expert's rows begin if this rank's own rows, `sent` by expert, lie one
+  // after the other. So they do in the staging and in the landing memory.
+  void start_own_rows(const Half& half);
   void copy_landed_rows(const runtime::DispatchCall& call, const Context& context);
   void clear_lost_rows(const runtime::DispatchCall& call, const Context& context, const Plan& plan);
   [[nodiscard]] StoreKind store_kind(std::int64_t num_bytes) const;
@@ -130,22 +139,39 @@ class CpuBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::span<const int> owners_of(const Half& half);
   void fill_arguments(const runtime::CombineCall& call, Arguments& arguments) const;
 
+  // --- remote.cc ---
+  [[nodiscard]] std::unique_ptr<runtime::RemotePeers> open_remote(runtime::Bootstrap& bootstrap);
+  void publish_remote_header(const Context& context, Word header, const Arguments& arguments,
+                             std::span<const std::int32_t> counts);
+  // Sends one word to every peer on another host, after all that was sent before.
+  void publish_remote(std::int64_t offset, Word word);
+  // Has what this rank sent in epochs like this one left its memory?
+  [[nodiscard]] bool has_left(int peer, Epoch epoch) const;
+  // Sends the rows that write_rows has staged, and their source tokens.
+  void send_rows(const runtime::DispatchCall& call, const Context& context,
+                 std::span<const std::int64_t> begin);
+  // Where each source on another host wants the expert outputs of this rank.
+  void plan_landed(Half& half);
+  // Sends expert outputs from the combine region to the sources on other hosts.
+  void push_rows(const runtime::CombineCall& call, const Context& context);
+  void refuse_masking_across_hosts() const;
+
   runtime::BufferPlan plan_;
   runtime::SymmetricMemory memory_;
   Workers workers_;
   std::array<Half, layout::kNumHalves> halves_;
+  std::unique_ptr<runtime::RemotePeers> remote_;  // null where all ranks share memory
   Peers peers_;
-  Plan received_plan_;                             // scratch of receive_dispatch
-  std::vector<core::Selection> selections_;        // scratch, swapped into the half
-  std::vector<std::int32_t> sent_;                 // the same
-  std::vector<Region> regions_;                    // [R] scratch of write_rows
-  std::vector<std::int64_t> source_starts_;        // [E] scratch of write_sources
-  std::vector<std::int32_t> sources_;              // [T * K] the same
-  std::vector<const std::byte*> combine_regions_;  // [R] scratch of pull_rows
-  std::vector<int> owners_;                        // scratch: ranks that this rank's tokens went to
-  std::vector<std::int32_t> count_matrix_;         // [R, E] of the dispatch at hand
-  std::vector<std::int64_t> landing_begin_;        // [E]: slotted: landing row of a source's slot 0
-  std::deque<Epoch> held_;                         // epochs sent and not yet received, oldest first
+  Plan received_plan_;                       // scratch of receive_dispatch
+  std::vector<core::Selection> selections_;  // scratch, swapped into the half
+  std::vector<std::int32_t> sent_;           // the same
+  std::vector<std::byte*> expert_rows_;      // [E] scratch: where this rank's slot 0 lies
+  std::vector<std::int64_t> own_starts_;     // [E] scratch: see start_own_rows
+  std::vector<std::int32_t> sources_;        // [T * K] scratch of write_sources
+  std::vector<int> owners_;                  // scratch: ranks that this rank's tokens went to
+  std::vector<std::int32_t> count_matrix_;   // [R, E] of the dispatch at hand
+  std::vector<std::int64_t> landing_begin_;  // [E]: slotted: landing row of a source's slot 0
+  std::deque<Epoch> held_;                   // epochs sent and not yet received, oldest first
   Epoch next_epoch_;
   Epoch last_epoch_ = 0;  // of the operation whose phase has run last
 };

@@ -1,6 +1,7 @@
 // Dispatch on the CPU: slots, headers and counts, rows, arrival; and the receive phase.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "backend/cpu/cpu_buffer.h"
 #include "core/validation.h"
@@ -175,7 +176,10 @@ void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& 
             .subspan(std::size_t{static_cast<std::size_t>(source)} * num_experts, num_experts),
         plan_.experts, shape, source, landing_begin_);
   }
-  if (!excess) return;
+  if (!excess) {
+    if (remote_) plan_landed(half);
+    return;
+  }
   peers_.finish(context, plan);
   publish_completed(context.epoch);
   core::refuse_capacity(*excess, context.epoch);
@@ -188,30 +192,24 @@ Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& 
   if (peers_.begin_writing(context) == Outcome::kViewChanged) return Outcome::kViewChanged;
   const Half& half = halves_[call.half];
   const int parity = layout::parity(context.epoch);
-  const bool packed = call.placement == Placement::kPacked;
   const std::int64_t pitch = call.row.pitch();
   const StoreKind stores =
       is_fp8(call.row.format)
           ? cached_stores()
           : store_kind(static_cast<std::int64_t>(half.selections.size()) * pitch);
 
+  start_own_rows(half);
   for (const int peer : peers_.participants(context)) {
-    // The header was acquired in await_headers; a landing half follows from the epoch alone.
-    const int half_there =
-        packed ? layout::decode_header(
-                     layout::value_of(word(plan_.rank, plan_.block.header(parity, peer))
-                                          .load(std::memory_order_relaxed)))
-                     .half
-               : parity;
-    regions_[peer] = {block(peer) + (packed ? plan_.block.view_rows(half_there)
-                                            : plan_.block.landing_rows(half_there)),
-                      reinterpret_cast<std::int32_t*>(
-                          block(peer) + (packed ? plan_.block.view_sources(half_there)
-                                                : plan_.block.landing_sources(half_there)))};
+    const Region region = region_of(call, context, peer);
+    for (const std::int32_t expert : plan_.experts.experts_of(peer)) {
+      expert_rows_[expert] = is_remote(peer)
+                                 ? remote_->staging(parity) + own_starts_[expert] * pitch
+                                 : block(peer) + region.rows + begin[expert] * pitch;
+    }
   }
 
   seam().pass(Point::kSources);
-  write_sources(call, half, begin);
+  write_sources(call, context, begin);
   const auto* const x = call.x.as<std::byte>();
   const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
   workers_.run(call.num_tokens, [&](int thread, std::int64_t first, std::int64_t last) {
@@ -222,9 +220,7 @@ Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& 
       for (int k = 0; k < call.topk; ++k) {
         const core::Selection selection = half.selections[token * call.topk + k];
         if (selection.expert < 0) continue;
-        const Region& region = regions_[plan_.experts.owner(selection.expert)];
-        const std::int64_t row = begin[selection.expert] + selection.slot;
-        destinations[num_rows++] = region.rows + row * pitch;
+        destinations[num_rows++] = expert_rows_[selection.expert] + selection.slot * pitch;
       }
       if (num_rows == 0) continue;
       scatter_row(x + token * x_pitch, call.x.dtype, call.row, {destinations.data(), num_rows},
@@ -232,31 +228,47 @@ Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& 
     }
     if (stores == StoreKind::kStreaming) finish_streaming();
   });
+  if (remote_) send_rows(call, context, begin);
   peers_.end_writing();
   return Outcome::kReady;
 }
 
+CpuBuffer::Region CpuBuffer::region_of(const runtime::DispatchCall& call, const Context& context,
+                                       int peer) const {
+  const int parity = layout::parity(context.epoch);
+  if (call.placement == Placement::kSlotted) {
+    return {plan_.block.landing_rows(parity), plan_.block.landing_sources(parity)};
+  }
+  // The half that the peer announced; its header was acquired in await_headers.
+  const layout::Header header = layout::decode_header(layout::value_of(
+      word(plan_.rank, plan_.block.header(parity, peer)).load(std::memory_order_relaxed)));
+  return {plan_.block.view_rows(header.half), plan_.block.view_sources(header.half)};
+}
+
+void CpuBuffer::start_own_rows(const Half& half) {
+  std::exclusive_scan(half.sent.begin(), half.sent.end(), own_starts_.begin(), std::int64_t{0});
+}
+
 // Writes the source tokens of all rows, expert by expert: in the order of memory, that is, so that
 // peers who write between them take each line from each other once rather than at every row.
-void CpuBuffer::write_sources(const runtime::DispatchCall& call, const Half& half,
+void CpuBuffer::write_sources(const runtime::DispatchCall& call, const Context& context,
                               std::span<const std::int64_t> begin) {
-  const int num_experts = plan_.experts.num_experts();
-  std::int64_t start = 0;
-  for (int expert = 0; expert < num_experts; ++expert) {
-    source_starts_[expert] = start;
-    start += half.sent[expert];
-  }
+  const Half& half = halves_[call.half];
   auto selection = half.selections.begin();
   for (std::int32_t token = 0; token < call.num_tokens; ++token) {
     for (int k = 0; k < call.topk; ++k, ++selection) {
       if (selection->expert < 0) continue;
-      sources_[source_starts_[selection->expert] + selection->slot] = token;
+      sources_[own_starts_[selection->expert] + selection->slot] = token;
     }
   }
-  for (const std::int32_t expert : plan_.experts.by_rank()) {
-    if (half.sent[expert] == 0) continue;
-    std::copy_n(sources_.data() + source_starts_[expert], half.sent[expert],
-                regions_[plan_.experts.owner(expert)].sources + begin[expert]);
+  for (const int peer : peers_.participants(context)) {
+    if (is_remote(peer)) continue;
+    auto* const sources =
+        reinterpret_cast<std::int32_t*>(block(peer) + region_of(call, context, peer).sources);
+    for (const std::int32_t expert : plan_.experts.experts_of(peer)) {
+      std::copy_n(sources_.data() + own_starts_[expert], half.sent[expert],
+                  sources + begin[expert]);
+    }
   }
 }
 

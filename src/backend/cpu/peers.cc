@@ -1,6 +1,7 @@
 #include "backend/cpu/peers.h"
 
 #include <algorithm>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -31,8 +32,10 @@ std::string_view awaited(Phase phase) {
   }
 }
 
-// Of how a rank stands that is waited for.
-std::string standing(Word at) {
+// Of how a rank stands that is waited for. Ranks of other hosts do not say.
+std::string standing(const runtime::Membership& membership, int rank) {
+  if (membership.ask(rank, Status::kIncarnation) == 0) return "it is on another host";
+  const Word at = membership.ask(rank, Status::kAt);
   const Epoch epoch = layout::epoch_of(at);
   const std::uint32_t waits_for = layout::value_of(at);
   return "it has come to operation " + std::to_string(epoch) +
@@ -42,12 +45,16 @@ std::string standing(Word at) {
 }  // namespace
 
 Peers::Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan,
-             layout::Doorbell& doorbell, std::function<void()> ring,
+             layout::Doorbell& doorbell, runtime::RemotePeers* remote, std::function<void()> ring,
              std::function<void(std::span<const int>)> lost)
     : rank_(plan.rank),
       num_ranks_(plan.num_ranks),
       on_timeout_(plan.options.on_timeout),
-      waiter_(doorbell, plan.options.timeout, plan.num_ranks * plan.options.num_threads),
+      waiter_(doorbell, plan.options.timeout,
+              // Beside a network's thread, which must get to run for a wait to end, nobody spins.
+              remote == nullptr ? plan.num_ranks * plan.options.num_threads
+                                : std::numeric_limits<int>::max()),
+      remote_(remote),
       membership_(bootstrap, plan.num_ranks, plan.options.first_epoch),
       ring_(std::move(ring)),
       lost_(std::move(lost)),
@@ -92,7 +99,18 @@ void Peers::begin(const Context& context) {
   list_active();
 }
 
+std::optional<std::string> Peers::gone(int rank) const {
+  if (remote_ != nullptr) {
+    if (auto why = remote_->lost(rank)) return why;
+  }
+  if (membership_.is_gone(rank)) return "has ended";
+  return {};
+}
+
 bool Peers::update(const Context& context) {
+  if (remote_ != nullptr && remote_->failed() && membership_.view().round == 0) {
+    propose_failure(remote_->failure());
+  }
   const bool changed = membership_.changed();
   if (changed) adopt(membership_.newest(), context);
   const runtime::View& view = membership_.view();
@@ -193,9 +211,9 @@ bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Mis
   if (culprits.empty()) culprits = missing.late;
 
   const int culprit = culprits.front();
-  const bool gone = !missing.gone.empty();
+  const bool is_gone = !missing.gone.empty();
   const runtime::Failure failure{
-      .info = {.code = gone ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
+      .info = {.code = is_gone ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
                .operation = context.operation,
                .epoch = context.epoch,
                .phase = phase,
@@ -207,7 +225,8 @@ bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Mis
       .message = "rank " + std::to_string(rank_) + " waited for " +
                  runtime::list_ranks(missing.late) + ' ' + std::string(awaited(phase)) + "; " +
                  runtime::list_ranks(culprits) +
-                 (gone ? " has ended" : ": " + standing(membership_.ask(culprit, Status::kAt)))};
+                 (is_gone ? ' ' + gone(culprit).value_or("has ended")
+                          : ": " + standing(membership_, culprit))};
   if (on_timeout_ == OnTimeout::kFail) failure.raise();
   mask(culprits, failure);
   return true;
@@ -221,10 +240,17 @@ void Peers::mask(std::span<const int> ranks, const runtime::Failure& cause) {
 }
 
 void Peers::fail(const Error& error) {
+  const runtime::View& view = membership_.view();
+  if (view.round != 0 || !view.active[rank_]) return;  // it has been told
+  const runtime::Failure cause{.info = error.info(), .message = error.message()};
+  propose_failure(cause);
+  if (remote_ != nullptr) remote_->send_failure(cause);
+}
+
+void Peers::propose_failure(const runtime::Failure& cause) {
   runtime::View next = membership_.view();
-  if (next.round != 0 || !next.active[rank_]) return;  // it has been told
   next.round = next.generation + 1;
-  next.cause = runtime::Failure{.info = error.info(), .message = error.message()};
+  next.cause = cause;
   static_cast<void>(propose(std::move(next)));
 }
 

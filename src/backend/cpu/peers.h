@@ -17,6 +17,7 @@
 #include "backend/cpu/waiter.h"
 #include "runtime/backend.h"
 #include "runtime/membership.h"
+#include "runtime/network.h"
 
 namespace tandem::cpu {
 
@@ -42,9 +43,11 @@ struct Plan {
 
 class Peers {
  public:
-  // Collective. `ring` wakes all ranks that sleep; `lost` is told who takes part no more.
+  // Collective. `ring` wakes all ranks that sleep; `lost` is told who takes part no more. `remote`:
+  // the way to ranks on other hosts, null where there are none.
   Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan, layout::Doorbell& doorbell,
-        std::function<void()> ring, std::function<void(std::span<const int>)> lost);
+        runtime::RemotePeers* remote, std::function<void()> ring,
+        std::function<void(std::span<const int>)> lost);
 
   // Who is active, ascending. Control words go to all of them.
   [[nodiscard]] std::span<const int> active() const { return active_; }
@@ -119,6 +122,14 @@ class Peers {
     std::vector<int> gone;  // of these: ended or left
   };
 
+  // Why `rank` will never act again, if so.
+  [[nodiscard]] std::optional<std::string> gone(int rank) const;
+  // Has something been decided here, or gone wrong on another host?
+  [[nodiscard]] bool changed() const {
+    return membership_.changed() || (remote_ != nullptr && remote_->failed());
+  }
+  void propose_failure(const runtime::Failure& cause);
+
   void adopt(runtime::View view, const Context& context);
   void list_active();
   [[nodiscard]] bool propose(runtime::View next);
@@ -141,6 +152,7 @@ class Peers {
   int num_ranks_;
   OnTimeout on_timeout_;
   Waiter waiter_;
+  runtime::RemotePeers* remote_;
   runtime::Membership membership_;
   std::function<void()> ring_;
   std::function<void(std::span<const int>)> lost_;
@@ -170,14 +182,17 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
     seam().pass(Point::kWaiting, peers[next]);
     // A rank that is gone may have been ready before.
     const auto lost = [&](int peer) {
-      return takes_part(peer, context.epoch) && membership_.is_gone(peer) && !ready(peer);
+      return takes_part(peer, context.epoch) && gone(peer) && !ready(peer);
     };
-    const auto waited =
-        waiter_.wait([&] { return all_ready() || membership_.changed(); },
-                     [&] { return std::any_of(peers.begin() + next, peers.end(), lost); });
+    const auto waited = waiter_.wait(
+        [&] {
+          if (remote_ != nullptr) remote_->progress();
+          return all_ready() || changed();
+        },
+        [&] { return std::any_of(peers.begin() + next, peers.end(), lost); });
     tell_waiting_for(context, -1);
     if (next == peers.size()) break;
-    if (membership_.changed()) {
+    if (changed()) {
       update(context);
       return Outcome::kViewChanged;
     }

@@ -91,6 +91,9 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                std::to_string(plan.options.num_experts) +
                                                ", on CUDA at most " + std::to_string(kMaxExperts));
     }
+    if (bootstrap->network() != nullptr) {
+      throw Error(ErrorCode::kUnsupported, "ranks on GPUs cannot be on several hosts yet");
+    }
     if (plan.options.on_timeout != OnTimeout::kFail) {
       throw Error(ErrorCode::kUnsupported,
                   "on_timeout is mask; ranks on GPUs cannot be masked yet");

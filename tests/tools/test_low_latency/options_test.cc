@@ -22,6 +22,14 @@ TestOptions parse(const std::string& words) {
   return resolve(arguments);
 }
 
+TEST(TestOptions, HostsTimesRanksOnEachAreTheRanks) {
+  const TestOptions options = parse("--launch hosts --hosts 3 --ranks-per-host 2");
+  EXPECT_EQ(options.launch, Launch::kHosts);
+  EXPECT_EQ(options.hosts, 3);
+  EXPECT_EQ(options.shape.ranks, 6);
+  EXPECT_THROW(parse("--launch hosts --backend cuda"), UsageError);
+}
+
 TEST(TestOptions, DefaultsAreOfTheIssueAndCoverEveryLegalWay) {
   const TestOptions options = parse("");
   EXPECT_EQ(options.backend, Backend::kCpu);

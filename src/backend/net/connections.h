@@ -1,0 +1,128 @@
+// One rank's connections to the ranks on other hosts: a UCX worker, an endpoint per peer, and a
+// thread that takes in what comes and sleeps when nothing does. Messages are active messages of
+// UCX; which part of the library one is for, its channel says. docs/network.md has the why.
+//
+// Thread safety: all of it, by one mutex that is also held while receivers are called.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/net/ucx_worker.h"
+#include "runtime/deadline.h"
+#include "runtime/descriptor.h"
+
+namespace tandem::net {
+
+// Begins the header of every message; what the channel puts behind it follows.
+struct Envelope {
+  std::uint64_t token;  // of the communicator: nobody else's message is looked at
+  std::uint32_t source;
+  std::uint32_t channel;
+};
+
+// Who takes in the messages of a channel. Called with the connections' mutex held; must not send.
+class Receiver {
+ public:
+  virtual ~Receiver() = default;
+  struct Delivery {
+    std::byte* where = nullptr;  // for the payload
+    std::function<void()> done;  // once it is there
+  };
+  // Nothing: the message makes no sense here and is dropped.
+  virtual std::optional<Delivery> accept(int source, std::span<const std::byte> header,
+                                         std::size_t payload_bytes) = 0;
+  // Nothing more will come from `peer`.
+  virtual void peer_lost(int peer) = 0;
+};
+
+class Connections {
+ public:
+  Connections(int rank, int size);
+  // Says goodbye: waits, briefly, until peers have got what was sent to them.
+  ~Connections();
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  [[nodiscard]] std::vector<std::byte> address() const { return worker_.address(); }
+  // Before anything is taken in: what the messages of this communicator carry.
+  void start(std::uint64_t token);
+  void connect(int peer, std::span<const std::byte> address);
+
+  // The room behind the envelope in a message's header.
+  [[nodiscard]] std::size_t max_header_bytes() const { return max_header_bytes_; }
+
+  void attach(std::uint32_t channel, std::shared_ptr<Receiver> receiver);
+  void detach(std::uint32_t channel);
+
+  struct Message {
+    std::uint32_t channel = 0;
+    std::vector<std::byte> header;
+    std::span<const std::byte> payload;
+    std::shared_ptr<const void> keep;  // what holds the payload's memory
+    std::function<void()> left;        // called, mutex held, once the payload has been read
+  };
+  // Never waits. What is sent to a peer that is lost goes nowhere.
+  void send(int peer, Message message);
+
+  // Takes in what has come, unless another thread is at it.
+  void progress();
+
+  // Why nothing more will come from `peer`; the caller holds the mutex, or has been told.
+  [[nodiscard]] const std::optional<std::string>& lost(int peer) const { return peers_[peer].lost; }
+
+  // For those who wait for what receivers change: the mutex, and a condition that is signalled
+  // after receivers have been called.
+  [[nodiscard]] std::mutex& mutex() { return mutex_; }
+  [[nodiscard]] std::condition_variable& changed() { return changed_; }
+
+ private:
+  struct Peer {
+    ucp_ep_h endpoint = nullptr;
+    std::optional<std::string> lost;
+    bool has_all = false;  // it has answered this rank's goodbye
+  };
+  struct Sending;
+  struct Receiving;
+
+  static ucs_status_t on_message(void* self, const void* header, std::size_t header_bytes,
+                                 void* data, std::size_t data_bytes,
+                                 const ucp_am_recv_param_t* param);
+  static ucs_status_t on_farewell(void* self, const void* header, std::size_t header_bytes,
+                                  void* data, std::size_t data_bytes,
+                                  const ucp_am_recv_param_t* param);
+  static void on_error(void* self, ucp_ep_h endpoint, ucs_status_t status);
+
+  [[nodiscard]] std::optional<Envelope> open(const void* header, std::size_t header_bytes) const;
+  void post(int peer, unsigned message, std::vector<std::byte> header, Message body);
+  void post_farewell(int peer, bool is_answer);
+  void lose(int peer, const std::string& why);
+  void run();
+  void say_goodbye();
+
+  int rank_;
+  runtime::Descriptor stop_;  // an eventfd
+  std::uint64_t token_ = 0;
+  std::vector<Peer> peers_;
+  std::map<std::uint32_t, std::shared_ptr<Receiver>> receivers_;
+  int num_sending_ = 0;
+  bool stopping_ = false;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread thread_;
+  UcxWorker worker_;  // goes first: it may call back until it is gone
+  std::size_t max_header_bytes_;
+};
+
+}  // namespace tandem::net

@@ -1,0 +1,454 @@
+#include "backend/net/meeting.h"
+
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "backend/net/ucx_worker.h"
+#include "runtime/deadline.h"
+#include "runtime/failure.h"
+#include "runtime/socket_bootstrap.h"
+#include "runtime/socket_channel.h"
+
+namespace tandem::net {
+namespace {
+
+using runtime::Deadline;
+using runtime::Failure;
+using runtime::setup_failure;
+using std::chrono::milliseconds;
+using Messages = std::vector<std::vector<std::byte>>;
+
+// The active messages of a meeting.
+enum MessageId : unsigned {
+  kContribution = 0,  // ContributionHeader; the secret, then the message
+  kEntered = 1,       // rank 0 is there: it will send a result or a failure
+  kResult = 2,        // round; every rank's message, each behind its length
+  kFailure = 3,       // an encoded Failure
+};
+
+struct ContributionHeader {
+  std::uint32_t version;
+  std::int32_t rank;
+  std::int32_t size;
+  std::uint32_t secret_bytes;
+  std::uint64_t round;
+  std::int64_t patience_ms;  // how long the sender will wait from now on; negative: for ever
+};
+
+constexpr std::uint32_t kVersion = 1;
+
+// The longest pause between two looks at the clock, and between two attempts to connect.
+constexpr int kLookMs = 50;
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+// The first address of "host:port"; with `any`, that port on every interface, since the name may
+// stand for another address on the host itself than on others.
+Address resolve(const std::string& text, bool any) {
+  const std::size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon);
+  const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int problem = host.empty() || port.empty()
+                          ? EAI_NONAME
+                          : ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+  if (problem != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "'" + text + "' is no address to meet at: " + ::gai_strerror(problem));
+  }
+  Address address;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.length = found->ai_addrlen;
+  ::freeaddrinfo(found);
+  if (any && address.storage.ss_family == AF_INET) {
+    reinterpret_cast<sockaddr_in&>(address.storage).sin_addr.s_addr = INADDR_ANY;
+  } else if (any) {
+    reinterpret_cast<sockaddr_in6&>(address.storage).sin6_addr = IN6ADDR_ANY_INIT;
+  }
+  return address;
+}
+
+// No shortcut that would tell, by its time, how much of a guess is right.
+bool same_secret(const std::string& secret, std::span<const std::byte> guess) {
+  unsigned difference = secret.size() == guess.size() ? 0 : 1;
+  for (std::size_t i = 0; i < guess.size(); ++i) {
+    const auto expected = static_cast<unsigned char>(secret[i % secret.size()]);
+    difference |= expected ^ std::to_integer<unsigned>(guess[i]);
+  }
+  return difference == 0;
+}
+
+std::vector<std::byte> join(const Messages& messages) {
+  std::vector<std::byte> joined;
+  for (const auto& message : messages) {
+    const std::uint64_t length = message.size();
+    const auto head = std::as_bytes(std::span(&length, 1));
+    joined.insert(joined.end(), head.begin(), head.end());
+    joined.insert(joined.end(), message.begin(), message.end());
+  }
+  return joined;
+}
+
+std::optional<Messages> split(std::span<const std::byte> joined, int size) {
+  Messages messages;
+  for (std::uint64_t length = 0; joined.size() >= sizeof length;) {
+    std::memcpy(&length, joined.data(), sizeof length);
+    joined = joined.subspan(sizeof length);
+    if (length > joined.size()) return {};
+    messages.emplace_back(joined.begin(), joined.begin() + static_cast<std::ptrdiff_t>(length));
+    joined = joined.subspan(length);
+  }
+  if (messages.size() != static_cast<std::size_t>(size) || !joined.empty()) return {};
+  return messages;
+}
+
+// What both sides have.
+class Meeting {
+ public:
+  explicit Meeting(MeetingPlace place) : place_(std::move(place)) {}
+  virtual ~Meeting() = default;
+  [[nodiscard]] virtual Messages gather(std::span<const std::byte> message) = 0;
+
+ protected:
+  [[nodiscard]] std::string what() const { return "the rendezvous at " + place_.address; }
+
+  // Sends copies, and does not wait.
+  void send(ucp_ep_h endpoint, unsigned message, std::vector<std::byte> header,
+            std::vector<std::byte> payload) {
+    struct Sending {
+      std::vector<std::byte> header;
+      std::vector<std::byte> payload;
+    };
+    auto sending = std::make_unique<Sending>(Sending{std::move(header), std::move(payload)});
+    ucp_request_param_t params{};
+    params.op_attr_mask =
+        UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+    // Whole, so that handlers find the payload at hand; what is gathered here is short.
+    params.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
+    params.user_data = sending.get();
+    params.cb.send = [](void* request, ucs_status_t, void* user_data) {
+      delete static_cast<Sending*>(user_data);
+      ucp_request_free(request);
+    };
+    void* const request =
+        ucp_am_send_nbx(endpoint, message, sending->header.data(), sending->header.size(),
+                        sending->payload.data(), sending->payload.size(), &params);
+    if (UCS_PTR_IS_PTR(request)) static_cast<void>(sending.release());
+  }
+
+  // Takes in what there is, or sleeps until something comes, at most for a moment.
+  void step() {
+    if (worker_.progress()) return;
+    worker_.drain_and_arm();
+    pollfd entry{.fd = worker_.event_fd(), .events = POLLIN, .revents = 0};
+    ::poll(&entry, 1, kLookMs);
+  }
+
+  MeetingPlace place_;
+  UcxWorker worker_;
+};
+
+// The listening side.
+class Host final : public Meeting {
+ public:
+  explicit Host(const MeetingPlace& place) : Meeting(place) {
+    worker_.set_handler(kContribution, on_contribution, this);
+    const Address address = resolve(place.address, true);
+    ucp_listener_params_t params{};
+    params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+    params.sockaddr.addr = reinterpret_cast<const sockaddr*>(&address.storage);
+    params.sockaddr.addrlen = address.length;
+    params.conn_handler.cb = on_connection;
+    params.conn_handler.arg = this;
+    check(ucp_listener_create(worker_.get(), &params, &listener_),
+          "rank 0's listening at " + place.address);
+  }
+  ~Host() override {
+    ucp_listener_destroy(listener_);
+    for (const auto& [endpoint, is_gone] : endpoints_) worker_.close(endpoint, is_gone);
+  }
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  Messages gather(std::span<const std::byte> message) override {
+    const auto start = Deadline::Clock::now();
+    ++round_;
+    deadline_ = Deadline::after(place_.timeout);
+    while (static_cast<int>(members_.size()) < place_.size - 1) {
+      step();
+      if (failure_) fail();
+      if (!deadline_.passed()) continue;
+      std::vector<int> missing;
+      for (int rank = 1; rank < place_.size; ++rank) {
+        if (!members_.contains(rank)) missing.push_back(rank);
+      }
+      failure_ = runtime::missing_ranks_failure(missing, place_.size, what(),
+                                                Deadline::Clock::now() - start, place_.timeout);
+    }
+    Messages all;
+    all.emplace_back(message.begin(), message.end());
+    for (auto& [rank, member] : members_) all.push_back(std::move(member.message));
+    const std::vector<std::byte> joined = join(all);
+    const auto head = std::as_bytes(std::span(&round_, 1));
+    for (const auto& [rank, member] : members_) {
+      send(member.endpoint, kResult, {head.begin(), head.end()}, joined);
+    }
+    members_.clear();
+    return all;
+  }
+
+ private:
+  struct Member {
+    ucp_ep_h endpoint;
+    std::vector<std::byte> message;
+  };
+
+  static void on_connection(ucp_conn_request_h request, void* argument) {
+    auto& self = *static_cast<Host*>(argument);
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                        UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.conn_request = request;
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = on_error;
+    params.err_handler.arg = argument;
+    ucp_ep_h endpoint = nullptr;
+    // A connection that cannot be taken is its owner's to try again.
+    if (ucp_ep_create(self.worker_.get(), &params, &endpoint) == UCS_OK) {
+      self.endpoints_[endpoint] = false;
+    }
+  }
+
+  static void on_error(void* argument, ucp_ep_h endpoint, ucs_status_t) {
+    auto& self = *static_cast<Host*>(argument);
+    const auto found = self.endpoints_.find(endpoint);
+    if (found == self.endpoints_.end()) return;
+    found->second = true;
+    for (const auto& [rank, member] : self.members_) {
+      if (member.endpoint != endpoint || self.failure_) continue;
+      self.failure_ = setup_failure(
+          ErrorCode::kPeerLost, rank,
+          "rank " + std::to_string(rank) + " left " + self.what() + " before its end");
+    }
+  }
+
+  static ucs_status_t on_contribution(void* argument, const void* header, std::size_t header_bytes,
+                                      void* data, std::size_t data_bytes,
+                                      const ucp_am_recv_param_t* param) {
+    auto& self = *static_cast<Host*>(argument);
+    ContributionHeader hello;
+    if (header_bytes != sizeof hello || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 ||
+        (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) {
+      return UCS_OK;  // nothing that a rank of ours says
+    }
+    std::memcpy(&hello, header, sizeof hello);
+    const std::span bytes(static_cast<const std::byte*>(data), data_bytes);
+    self.take(hello, bytes, param->reply_ep);
+    return UCS_OK;
+  }
+
+  void take(const ContributionHeader& hello, std::span<const std::byte> bytes, ucp_ep_h endpoint) {
+    if (hello.secret_bytes > bytes.size() ||
+        !same_secret(place_.secret, bytes.first(hello.secret_bytes))) {
+      tell(endpoint, setup_failure(ErrorCode::kInvalidArgument, -1,
+                                   "rank 0 of " + what() + " has another secret"));
+      return;
+    }
+    if (!failure_) failure_ = contradiction(hello);
+    if (failure_) {
+      tell(endpoint, *failure_);
+      return;
+    }
+    if (hello.patience_ms >= 0) {
+      deadline_ = deadline_.earlier_of(Deadline::after(milliseconds(hello.patience_ms)));
+    }
+    bytes = bytes.subspan(hello.secret_bytes);
+    members_[hello.rank] = {.endpoint = endpoint, .message = {bytes.begin(), bytes.end()}};
+    send(endpoint, kEntered, {}, {});
+  }
+
+  [[nodiscard]] std::optional<Failure> contradiction(const ContributionHeader& hello) const {
+    const std::string who = "rank " + std::to_string(hello.rank);
+    Failure failure = setup_failure(ErrorCode::kInvalidArgument, hello.rank, "");
+    if (hello.version != kVersion) {
+      failure.info.code = ErrorCode::kMismatch;
+      failure.message = who + " speaks version " + std::to_string(hello.version) +
+                        " of the protocol, rank 0 version " + std::to_string(kVersion);
+    } else if (hello.size != place_.size) {
+      failure.info.expected = place_.size;
+      failure.info.seen = hello.size;
+      failure.message = who + " says that there are " + std::to_string(hello.size) +
+                        " ranks, rank 0 says " + std::to_string(place_.size) + ", in " + what();
+    } else if (hello.rank <= 0 || hello.rank >= place_.size || members_.contains(hello.rank)) {
+      failure.message = "two processes say that they are " + who + " of " + what();
+    } else {
+      return {};
+    }
+    return failure;
+  }
+
+  void tell(ucp_ep_h endpoint, const Failure& failure) {
+    send(endpoint, kFailure, {}, runtime::encode(failure));
+  }
+
+  // Tells everybody who has come.
+  [[noreturn]] void fail() {
+    for (const auto& [rank, member] : members_) tell(member.endpoint, *failure_);
+    failure_->raise();
+  }
+
+  ucp_listener_h listener_ = nullptr;
+  std::map<ucp_ep_h, bool> endpoints_;  // whether it has failed
+  std::map<int, Member> members_;       // who has contributed to the round at hand
+  std::uint64_t round_ = 0;
+  Deadline deadline_ = Deadline::never();
+  std::optional<Failure> failure_;
+};
+
+// The others.
+class Guest final : public Meeting {
+ public:
+  explicit Guest(const MeetingPlace& place)
+      : Meeting(place), address_(resolve(place.address, false)) {
+    worker_.set_handler(kEntered, on_entered, this);
+    worker_.set_handler(kResult, on_result, this);
+    worker_.set_handler(kFailure, on_failure, this);
+  }
+  ~Guest() override { close(); }
+  Guest(const Guest&) = delete;
+  Guest& operator=(const Guest&) = delete;
+
+  Messages gather(std::span<const std::byte> message) override {
+    const auto start = Deadline::Clock::now();
+    const Deadline deadline = Deadline::after(place_.timeout);
+    ++round_;
+    result_.reset();
+    host_is_here_ = false;
+    for (;;) {
+      if (endpoint_ == nullptr) connect();
+      contribute(message, deadline);
+      const auto is_late = [&] {
+        return (host_is_here_ ? deadline.extended_by(runtime::kVerdictGrace) : deadline).passed();
+      };
+      while (!result_ && !failure_ && !broken_ && !is_late()) step();
+      if (result_) return std::move(*result_);
+      if (failure_) failure_->raise();
+      if (is_late()) {
+        const int host[] = {0};
+        runtime::missing_ranks_failure(host, place_.size, what(), Deadline::Clock::now() - start,
+                                       place_.timeout)
+            .raise();
+      }
+      if (host_is_here_ || round_ > 1) {
+        setup_failure(ErrorCode::kPeerLost, 0, "rank 0 left " + what() + " before its end").raise();
+      }
+      // Not there yet. Nothing tells when it comes.
+      close();
+      std::this_thread::sleep_for(milliseconds(kLookMs));
+    }
+  }
+
+ private:
+  void connect() {
+    broken_ = false;
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
+                        UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+    params.sockaddr.addr = reinterpret_cast<const sockaddr*>(&address_.storage);
+    params.sockaddr.addrlen = address_.length;
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = [](void* self, ucp_ep_h, ucs_status_t) {
+      static_cast<Guest*>(self)->broken_ = true;
+    };
+    params.err_handler.arg = this;
+    check(ucp_ep_create(worker_.get(), &params, &endpoint_), "connecting to " + what());
+  }
+
+  void close() {
+    if (endpoint_ != nullptr) worker_.close(std::exchange(endpoint_, nullptr), broken_);
+  }
+
+  void contribute(std::span<const std::byte> message, const Deadline& deadline) {
+    const auto left =
+        std::chrono::ceil<milliseconds>(deadline.at() - Deadline::Clock::now()).count();
+    const ContributionHeader hello{
+        .version = kVersion,
+        .rank = place_.rank,
+        .size = place_.size,
+        .secret_bytes = static_cast<std::uint32_t>(place_.secret.size()),
+        .round = round_,
+        .patience_ms = deadline.is_never() ? -1 : std::max<std::int64_t>(left, 0)};
+    const auto head = std::as_bytes(std::span(&hello, 1));
+    const auto secret = std::as_bytes(std::span(place_.secret.data(), place_.secret.size()));
+    std::vector<std::byte> payload(secret.begin(), secret.end());
+    payload.insert(payload.end(), message.begin(), message.end());
+    send(endpoint_, kContribution, {head.begin(), head.end()}, std::move(payload));
+  }
+
+  static ucs_status_t on_entered(void* self, const void*, std::size_t, void*, std::size_t,
+                                 const ucp_am_recv_param_t*) {
+    static_cast<Guest*>(self)->host_is_here_ = true;
+    return UCS_OK;
+  }
+
+  static ucs_status_t on_result(void* argument, const void* header, std::size_t header_bytes,
+                                void* data, std::size_t data_bytes,
+                                const ucp_am_recv_param_t* param) {
+    auto& self = *static_cast<Guest*>(argument);
+    std::uint64_t round = 0;
+    if (header_bytes != sizeof round || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+      return UCS_OK;
+    }
+    std::memcpy(&round, header, sizeof round);
+    if (round == self.round_) {
+      self.result_ = split({static_cast<const std::byte*>(data), data_bytes}, self.place_.size);
+    }
+    return UCS_OK;
+  }
+
+  static ucs_status_t on_failure(void* argument, const void*, std::size_t, void* data,
+                                 std::size_t data_bytes, const ucp_am_recv_param_t* param) {
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
+    static_cast<Guest*>(argument)->failure_ =
+        runtime::decode_failure({static_cast<const std::byte*>(data), data_bytes});
+    return UCS_OK;
+  }
+
+  Address address_;
+  ucp_ep_h endpoint_ = nullptr;
+  std::uint64_t round_ = 0;
+  bool host_is_here_ = false;
+  bool broken_ = false;
+  std::optional<Messages> result_;
+  std::optional<Failure> failure_;
+};
+
+}  // namespace
+
+Communicator::AllGather meet(const MeetingPlace& place) {
+  std::shared_ptr<Meeting> meeting;
+  if (place.rank == 0) {
+    meeting = std::make_shared<Host>(place);
+  } else {
+    meeting = std::make_shared<Guest>(place);
+  }
+  return [meeting](std::span<const std::byte> message) { return meeting->gather(message); };
+}
+
+}  // namespace tandem::net

@@ -1,0 +1,253 @@
+#include "backend/net/remote_link.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "tandem/error.h"
+
+namespace tandem::net {
+namespace {
+
+using layout::Word;
+
+// Zeros, pages of which are taken when they are used.
+std::shared_ptr<std::byte> map(std::int64_t size_bytes) {
+  if (size_bytes == 0) return nullptr;
+  const auto size = static_cast<std::size_t>(size_bytes);
+  void* const address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) {
+    throw Error(ErrorCode::kResource, "no memory for " + std::to_string(size) +
+                                          " bytes that go between hosts: " + std::strerror(errno));
+  }
+  ::madvise(address, size, MADV_HUGEPAGE);  // only a wish
+  return {static_cast<std::byte*>(address), [size](std::byte* mapped) { ::munmap(mapped, size); }};
+}
+
+bool lies_in(std::int64_t offset, std::int64_t bytes, std::int64_t end) {
+  return offset >= 0 && bytes >= 0 && bytes <= end && offset <= end - bytes;
+}
+
+}  // namespace
+
+Inbox::Inbox(runtime::RemoteMemory memory, int size)
+    : memory_(std::move(memory)),
+      staging_(map(2 * memory_.staging_bytes)),
+      landing_(map(2 * memory_.landing_bytes)),
+      peers_(static_cast<std::size_t>(size)) {}
+
+std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std::byte> bytes,
+                                                std::size_t payload_bytes) {
+  BufferHeader header;
+  if (bytes.size() < sizeof header) return {};
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto length = static_cast<std::int64_t>(payload_bytes);
+  const auto kind = static_cast<MessageKind>(header.kind);
+  if (kind != MessageKind::kToBlock && kind != MessageKind::kToLanding) {
+    const auto payload = std::make_shared<std::vector<std::byte>>(payload_bytes);
+    return Delivery{
+        .where = payload->data(),
+        .done = [self = shared_from_this(), source, kind, sequence = header.sequence, payload] {
+          self->arrived(source, sequence, [self, source, kind, payload] {
+            self->take_effect(source, kind, *payload);
+          });
+        }};
+  }
+  const bool to_block = kind == MessageKind::kToBlock;
+  const std::size_t source_bytes = header.num_sources * sizeof(std::int32_t);
+  if (!lies_in(header.offset, length, to_block ? memory_.block_bytes : 2 * memory_.landing_bytes) ||
+      !lies_in(header.sources_offset, static_cast<std::int64_t>(source_bytes),
+               memory_.block_bytes) ||
+      bytes.size() != sizeof header + source_bytes) {
+    return {};
+  }
+  if (source_bytes > 0) {
+    std::memcpy(memory_.block.get() + header.sources_offset, bytes.data() + sizeof header,
+                source_bytes);
+  }
+  std::byte* const window = to_block ? memory_.block.get() : landing_.get();
+  return Delivery{.where = window + header.offset,
+                  .done = [self = shared_from_this(), source, sequence = header.sequence] {
+                    self->arrived(source, sequence, {});
+                  }};
+}
+
+void Inbox::arrived(int source, std::uint64_t sequence, std::function<void()> effect) {
+  Peer& peer = peers_[source];
+  peer.waiting.emplace(sequence, std::move(effect));
+  bool stored = false;
+  for (auto first = peer.waiting.begin(); first != peer.waiting.end() && first->first == peer.next;
+       first = peer.waiting.erase(first), ++peer.next) {
+    if (!first->second) continue;
+    first->second();
+    stored = true;
+  }
+  if (stored) memory_.wake();
+}
+
+void Inbox::take_effect(int source, MessageKind kind, std::span<const std::byte> payload) {
+  switch (kind) {
+    case MessageKind::kWords:
+      store(payload);
+      return;
+    case MessageKind::kFailure:
+      if (failure_ || !(failure_ = runtime::decode_failure(payload))) return;
+      failed_.store(true, std::memory_order_release);  // pairs with the acquire in failed
+      return;
+    case MessageKind::kLeft:
+      peers_[source].lost.store(true, std::memory_order_release);
+      return;
+    default:
+      return;
+  }
+}
+
+void Inbox::store(std::span<const std::byte> runs) {
+  while (runs.size() >= sizeof(RunHeader)) {
+    RunHeader run;
+    std::memcpy(&run, runs.data(), sizeof run);
+    runs = runs.subspan(sizeof run);
+    const std::int64_t bytes = run.count * static_cast<std::int64_t>(sizeof(Word));
+    if (!lies_in(run.offset, bytes, memory_.control_bytes) ||
+        static_cast<std::size_t>(bytes) > runs.size() || run.offset % alignof(Word) != 0) {
+      return;
+    }
+    for (std::int64_t i = 0; i < run.count; ++i) {
+      Word value;
+      std::memcpy(&value, runs.data() + i * sizeof value, sizeof value);
+      auto* const word = reinterpret_cast<Word*>(memory_.block.get() + run.offset) + i;
+      // In the order sent, so that the last is released after all before it, and after the rows.
+      // Pairs with the acquires of the buffer's waits.
+      std::atomic_ref<Word>(*word).store(value, std::memory_order_release);
+    }
+    runs = runs.subspan(static_cast<std::size_t>(bytes));
+  }
+}
+
+void Inbox::peer_lost(int peer) {
+  // After the words that came before. Pairs with the acquire in is_lost.
+  peers_[peer].lost.store(true, std::memory_order_release);
+  memory_.wake();
+}
+
+RemoteLink::RemoteLink(std::shared_ptr<Connections> connections, std::uint32_t channel, int size,
+                       runtime::RemoteMemory memory)
+    : connections_(std::move(connections)),
+      channel_(channel),
+      inbox_(std::make_shared<Inbox>(std::move(memory), size)),
+      sequence_(static_cast<std::size_t>(size)) {
+  connections_->attach(channel_, inbox_);
+}
+
+RemoteLink::~RemoteLink() {
+  connections_->detach(channel_);
+  for (std::size_t peer = 0; peer < sequence_.size(); ++peer) {
+    send_bytes(static_cast<int>(peer), MessageKind::kLeft, {});
+  }
+}
+
+void RemoteLink::send_to_block(int peer, const Rows& rows, std::span<const std::int32_t> sources,
+                               std::int64_t sources_offset) {
+  // As many rows a message as their source tokens fit into its header.
+  const auto room = static_cast<std::int64_t>(
+      (connections_->max_header_bytes() - sizeof(BufferHeader)) / sizeof(std::int32_t));
+  for (std::int64_t first = 0; first < rows.count; first += room) {
+    Rows part = rows;
+    part.count = std::min(room, rows.count - first);
+    part.rows += first * rows.pitch;
+    part.offset += first * rows.pitch;
+    send_rows(
+        peer, part, MessageKind::kToBlock,
+        sources.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(part.count)),
+        sources_offset + first * static_cast<std::int64_t>(sizeof(std::int32_t)));
+  }
+}
+
+void RemoteLink::send_to_landing(int peer, const Rows& rows) {
+  Rows placed = rows;
+  placed.offset += rows.parity * inbox_->memory().landing_bytes;
+  send_rows(peer, placed, MessageKind::kToLanding, {}, 0);
+}
+
+void RemoteLink::send_rows(int peer, const Rows& rows, MessageKind kind,
+                           std::span<const std::int32_t> sources, std::int64_t sources_offset) {
+  const BufferHeader header{.sequence = sequence_[peer]++,
+                            .kind = static_cast<std::uint32_t>(kind),
+                            .num_sources = static_cast<std::uint32_t>(sources.size()),
+                            .offset = rows.offset,
+                            .sources_offset = sources_offset};
+  std::vector<std::byte> bytes(sizeof header + sources.size_bytes());
+  std::memcpy(bytes.data(), &header, sizeof header);
+  if (!sources.empty()) {
+    std::memcpy(bytes.data() + sizeof header, sources.data(), sources.size_bytes());
+  }
+  std::atomic<std::int64_t>& leaving = inbox_->num_leaving(peer, rows.parity);
+  leaving.fetch_add(1, std::memory_order_relaxed);
+  connections_->send(
+      peer,
+      {.channel = channel_,
+       .header = std::move(bytes),
+       .payload = {rows.rows, static_cast<std::size_t>(rows.count * rows.pitch)},
+       .keep = inbox_,
+       // The reads are over before whoever sees it writes. Pairs with the acquire in has_left.
+       .left = [inbox = inbox_, &leaving] {
+         if (leaving.fetch_sub(1, std::memory_order_release) == 1) {
+           inbox->memory().wake();
+         }
+       }});
+}
+
+void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {
+  std::vector<std::byte> payload;
+  for (const WordRun& run : runs) {
+    const RunHeader header{.offset = run.offset,
+                           .count = static_cast<std::int64_t>(run.values.size())};
+    const auto head = std::as_bytes(std::span(&header, 1));
+    const auto words = std::as_bytes(run.values);
+    payload.insert(payload.end(), head.begin(), head.end());
+    payload.insert(payload.end(), words.begin(), words.end());
+  }
+  send_bytes(peer, MessageKind::kWords, std::move(payload));
+}
+
+void RemoteLink::send_failure(const runtime::Failure& failure) {
+  for (std::size_t peer = 0; peer < sequence_.size(); ++peer) {
+    send_bytes(static_cast<int>(peer), MessageKind::kFailure, runtime::encode(failure));
+  }
+}
+
+runtime::Failure RemoteLink::failure() const {
+  const std::lock_guard lock(connections_->mutex());
+  return *inbox_->failure();
+}
+
+void RemoteLink::send_bytes(int peer, MessageKind kind, std::vector<std::byte> bytes) {
+  const auto payload = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  const BufferHeader header{.sequence = sequence_[peer]++,
+                            .kind = static_cast<std::uint32_t>(kind),
+                            .num_sources = 0,
+                            .offset = 0,
+                            .sources_offset = 0};
+  const auto head = std::as_bytes(std::span(&header, 1));
+  connections_->send(peer, {.channel = channel_,
+                            .header = {head.begin(), head.end()},
+                            .payload = *payload,
+                            .keep = payload,
+                            .left = {}});
+}
+
+bool RemoteLink::has_left(int peer, int parity) const {
+  return inbox_->num_leaving(peer, parity).load(std::memory_order_acquire) == 0;
+}
+
+std::optional<std::string> RemoteLink::lost(int peer) const {
+  if (!inbox_->is_lost(peer)) return {};
+  const std::lock_guard lock(connections_->mutex());
+  return connections_->lost(peer).value_or("has destroyed its buffer");
+}
+
+}  // namespace tandem::net

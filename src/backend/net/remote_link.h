@@ -1,0 +1,121 @@
+// One buffer's way to the ranks on other hosts (runtime/network.h): rows and control words as
+// messages, and what peers send put into this rank's memory in the order it was sent.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "backend/net/connections.h"
+#include "layout/control_word.h"
+#include "runtime/network.h"
+
+namespace tandem::net {
+
+// What a message of a buffer says behind its envelope. Source tokens follow the header of rows.
+struct BufferHeader {
+  std::uint64_t sequence;  // of this sender's messages to this receiver
+  std::uint32_t kind;      // MessageKind
+  std::uint32_t num_sources;
+  std::int64_t offset;          // rows: of the block or the landing memory
+  std::int64_t sources_offset;  // of the block
+};
+enum class MessageKind : std::uint32_t {
+  kWords = 0,
+  kToBlock = 1,
+  kToLanding = 2,
+  kFailure = 3,  // an encoded runtime::Failure
+  kLeft = 4,     // the sender has destroyed its buffer
+};
+
+// Runs of words in the payload of a message: this, then the words.
+struct RunHeader {
+  std::int64_t offset;
+  std::int64_t count;
+};
+
+// The receiving end. It owns the memory that messages are read from and written to, so that none is
+// left dangling by a buffer that goes while they are under way.
+class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> {
+ public:
+  Inbox(runtime::RemoteMemory memory, int size);
+
+  std::optional<Delivery> accept(int source, std::span<const std::byte> header,
+                                 std::size_t payload_bytes) override;
+  void peer_lost(int peer) override;
+
+  [[nodiscard]] const runtime::RemoteMemory& memory() const { return memory_; }
+  [[nodiscard]] std::byte* staging(int parity) const {
+    return staging_.get() + parity * memory_.staging_bytes;
+  }
+  [[nodiscard]] std::byte* landing(int parity) const {
+    return landing_.get() + parity * memory_.landing_bytes;
+  }
+  [[nodiscard]] bool is_lost(int peer) const {
+    return peers_[peer].lost.load(std::memory_order_acquire);
+  }
+
+  // The first failure that a peer has told of. Under the connections' mutex, but for the question
+  // whether there is one.
+  [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
+  [[nodiscard]] const std::optional<runtime::Failure>& failure() const { return failure_; }
+
+  // Rows on their way to `peer`, by parity of the epoch. Counted up by the caller, down by whoever
+  // drives the connections.
+  [[nodiscard]] std::atomic<std::int64_t>& num_leaving(int peer, int parity) {
+    return peers_[peer].num_leaving[parity];
+  }
+
+ private:
+  struct Peer {
+    std::uint64_t next = 0;  // the first message that has not taken effect
+    std::map<std::uint64_t, std::function<void()>> waiting;  // of later ones that are here
+    std::atomic<bool> lost = false;
+    std::atomic<std::int64_t> num_leaving[2] = {0, 0};
+  };
+
+  // The message `sequence` is here; what it and its successors do is done in their order.
+  void arrived(int source, std::uint64_t sequence, std::function<void()> effect);
+  void take_effect(int source, MessageKind kind, std::span<const std::byte> payload);
+  void store(std::span<const std::byte> runs);
+
+  runtime::RemoteMemory memory_;
+  std::shared_ptr<std::byte> staging_;
+  std::shared_ptr<std::byte> landing_;
+  std::vector<Peer> peers_;
+  std::optional<runtime::Failure> failure_;
+  std::atomic<bool> failed_ = false;
+};
+
+class RemoteLink final : public runtime::RemotePeers {
+ public:
+  RemoteLink(std::shared_ptr<Connections> connections, std::uint32_t channel, int size,
+             runtime::RemoteMemory memory);
+  ~RemoteLink() override;
+
+  [[nodiscard]] std::byte* staging(int parity) override { return inbox_->staging(parity); }
+  [[nodiscard]] std::byte* landing(int parity) override { return inbox_->landing(parity); }
+  void send_to_block(int peer, const Rows& rows, std::span<const std::int32_t> sources,
+                     std::int64_t sources_offset) override;
+  void send_to_landing(int peer, const Rows& rows) override;
+  void send_words(int peer, std::span<const WordRun> runs) override;
+  [[nodiscard]] bool has_left(int peer, int parity) const override;
+  [[nodiscard]] std::optional<std::string> lost(int peer) const override;
+  void send_failure(const runtime::Failure& failure) override;
+  [[nodiscard]] bool failed() const override { return inbox_->failed(); }
+  [[nodiscard]] runtime::Failure failure() const override;
+  void progress() override { connections_->progress(); }
+
+ private:
+  void send_bytes(int peer, MessageKind kind, std::vector<std::byte> payload);
+  void send_rows(int peer, const Rows& rows, MessageKind kind,
+                 std::span<const std::int32_t> sources, std::int64_t sources_offset);
+
+  std::shared_ptr<Connections> connections_;
+  std::uint32_t channel_;
+  std::shared_ptr<Inbox> inbox_;
+  std::vector<std::uint64_t> sequence_;  // by peer: of the next message
+};
+
+}  // namespace tandem::net

@@ -1,0 +1,121 @@
+// What the library asks of a network between hosts, for those who know none: src/backend/net
+// implements it, registry.cc names it. Ranks on one host go on sharing memory; a buffer sends to
+// the others what it would store into their blocks.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "layout/control_word.h"
+#include "runtime/bootstrap.h"
+#include "runtime/failure.h"
+#include "tandem/communicator.h"
+
+namespace tandem::runtime {
+
+// One buffer's way to the ranks on other hosts. What is sent to a peer takes effect there in the
+// order of the calls: words are stored once everything sent before them has arrived.
+//
+// Thread safety: one caller at a time, as a buffer; what peers send is taken in at any time, by a
+// thread that sleeps when nothing comes.
+class RemotePeers {
+ public:
+  virtual ~RemotePeers() = default;
+
+  // This rank's memory for rows on their way out, and for expert outputs that owners push to it;
+  // each by the parity of the operation's epoch.
+  [[nodiscard]] virtual std::byte* staging(int parity) = 0;
+  [[nodiscard]] virtual std::byte* landing(int parity) = 0;
+
+  // Adjacent rows and where they go: to an offset of the peer's block, beside their source tokens,
+  // or into its landing memory. `rows` is read until has_left says otherwise.
+  struct Rows {
+    const std::byte* rows = nullptr;
+    std::int64_t count = 0;
+    std::int64_t pitch = 0;
+    std::int64_t offset = 0;
+    int parity = 0;  // of the epoch
+  };
+  virtual void send_to_block(int peer, const Rows& rows, std::span<const std::int32_t> sources,
+                             std::int64_t sources_offset) = 0;
+  virtual void send_to_landing(int peer, const Rows& rows) = 0;
+
+  // Stores `values` from `offset` of the peer's block on; copies them. The last word is released
+  // after all before it.
+  struct WordRun {
+    std::int64_t offset;
+    std::span<const layout::Word> values;
+  };
+  virtual void send_words(int peer, std::span<const WordRun> runs) = 0;
+
+  // Has all that was sent to `peer` in epochs of this parity left the memory it was read from?
+  [[nodiscard]] virtual bool has_left(int peer, int parity) const = 0;
+
+  // Why nothing more will come from `peer`, once that is so and all that came before has taken
+  // effect.
+  [[nodiscard]] virtual std::optional<std::string> lost(int peer) const = 0;
+
+  // Tells all peers on other hosts that operations cannot go on; and what one of them has told.
+  virtual void send_failure(const Failure& failure) = 0;
+  [[nodiscard]] virtual bool failed() const = 0;
+  [[nodiscard]] virtual Failure failure() const = 0;
+
+  // Takes in what has come, if no other thread is about to. For a caller that waits.
+  virtual void progress() = 0;
+};
+
+// The memory that a buffer gives to its peers on other hosts.
+struct RemoteMemory {
+  std::shared_ptr<std::byte> block;
+  std::int64_t block_bytes = 0;
+  std::int64_t control_bytes = 0;  // peers' words lie before this offset
+  std::int64_t staging_bytes = 0;  // per parity
+  std::int64_t landing_bytes = 0;
+  std::function<void()> wake;  // called after words have been stored, or a peer is lost
+};
+
+// The network of a communicator some of whose ranks are on other hosts.
+class Network {
+ public:
+  virtual ~Network() = default;
+  // Collective over the communicator, in the same order on all ranks. Nothing may be sent before
+  // all ranks have returned (a barrier).
+  [[nodiscard]] virtual std::unique_ptr<RemotePeers> open(RemoteMemory memory) = 0;
+};
+
+// A communicator to be made.
+struct Party {
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{0};
+  std::vector<int> host_ranks;  // on this rank's host, ascending
+  std::string host_name;        // a name for them to meet under
+};
+
+// What a build with a network can do.
+class NetworkInterface {
+ public:
+  virtual ~NetworkInterface() = default;
+
+  // A gathering function over a listener of rank 0 at `address` ("host:port"), for ranks that know
+  // `secret`. Throws as Communicator::connect_across_hosts documents.
+  [[nodiscard]] virtual Communicator::AllGather meet(const std::string& address,
+                                                     const std::string& secret, int rank, int size,
+                                                     std::chrono::milliseconds timeout) const = 0;
+
+  // Collective; calls `all_gather` once.
+  [[nodiscard]] virtual std::shared_ptr<Bootstrap> join(
+      const Party& party, const Communicator::AllGather& all_gather) const = 0;
+};
+
+// Null where this build has no network.
+const NetworkInterface* network();
+
+}  // namespace tandem::runtime

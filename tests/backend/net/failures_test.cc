@@ -1,0 +1,149 @@
+// Operations across hosts in which a process or a link fails: each rank that is left gets an error
+// that names a culprit, in time, and ends in order.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <thread>
+
+#include "support/exchange.h"
+#include "support/hosts.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Shape kShape{
+    .num_ranks = 4, .num_experts = 8, .hidden = 2048, .topk = 4, .max_tokens = 32};
+
+// Runs operations until one fails, and returns its error.
+Error operate_until_an_error(Rank& rank, const Scenario& scenario, std::chrono::nanoseconds timeout,
+                             const std::function<void(int)>& before) {
+  BufferOptions options = options_for(scenario.shape);
+  options.timeout = timeout;
+  Buffer buffer(rank.communicator(), options);
+  Exchange exchange(rank, scenario, buffer);
+  rank.barrier();
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    for (int round = 0; std::chrono::steady_clock::now() - start < 60s; ++round) {
+      before(round);
+      exchange.run(buffer);
+    }
+  } catch (const Error& error) {
+    // The buffer says it again, and nothing waits any more.
+    rank.expect_error(ErrorCode::kFailedBuffer, {error.message()}, [&] { exchange.run(buffer); });
+    return error;
+  }
+  throw std::runtime_error("nobody was missed: " + rank.failures());
+}
+
+void require_ok(Rank& rank) {
+  if (!rank.failures().empty()) throw std::runtime_error(rank.failures());
+}
+
+// The victim dies in the middle of whatever it does then. Rank 0 shares its host with rank 3, which
+// thus hears of it in both ways.
+TEST(NetFailures, RankThatIsKilledIsNamedByAllBeforeTheTimeout) {
+  const Scenario scenario = make_scenario(kShape);
+  for (const int victim : {1, 3}) {
+    SCOPED_TRACE(victim);
+    const auto exits = run_processes(
+        kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
+        [&](const Communicator& communicator) {
+          Rank rank(communicator);
+          if (rank.index() == victim) {
+            std::thread([] {
+              std::this_thread::sleep_for(300ms);
+              ::raise(SIGKILL);
+            }).detach();
+          }
+          const auto start = std::chrono::steady_clock::now();
+          const Error error = operate_until_an_error(rank, scenario, 30s, [](int) {});
+          rank.expect(error.code() == ErrorCode::kPeerLost, error.what());
+          rank.expect_equal(error.peer(), victim, error.what());
+          rank.expect(std::chrono::steady_clock::now() - start < 20s, "told before the timeout");
+          require_ok(rank);
+          return 0;
+        });
+    for (int rank = 0; rank < kShape.num_ranks; ++rank) {
+      EXPECT_EQ(exits[rank].error, "") << "rank " << rank;
+      EXPECT_EQ(exits[rank].signal, rank == victim ? SIGKILL : 0) << "rank " << rank;
+    }
+  }
+}
+
+// What a link that is down, or loses all, looks like: silence. Host 1 has rank 1 alone.
+void expect_silence_to_name_the_host(const std::function<void()>& cut,
+                                     const std::function<void()>& mend) {
+  const Scenario scenario = make_scenario(kShape);
+  const auto exits = run_processes(
+      kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
+      [&](const Communicator& communicator) {
+        Rank rank(communicator);
+        const Error error = operate_until_an_error(rank, scenario, 1s, [&](int round) {
+          if (round == 20 && rank.index() == 0) cut();
+        });
+        rank.expect(error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost,
+                    error.what());
+        // Those who are cut off cannot know who is.
+        if (rank.index() != 1) rank.expect_equal(error.peer(), 1, error.what());
+        require_ok(rank);
+        return 0;
+      });
+  mend();
+  for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+}
+
+TEST(NetFailures, LinkThatGoesDownIsATimeoutThatNamesTheRankBehindIt) {
+  expect_silence_to_name_the_host([] { hosts().set_link(1, false); },
+                                  [] { hosts().set_link(1, true); });
+}
+
+// Of the link of host 1: what comes in there is lost.
+constexpr std::pair<int, const char*> kBothEnds[] = {{1, "eth0"},
+                                                     {tools::NetworkHosts::kSwitch, "port1"}};
+
+TEST(NetFailures, LossOfEverythingIsATimeoutThatNamesTheRankBehindIt) {
+  expect_silence_to_name_the_host(
+      [] {
+        for (const auto& [host, device] : kBothEnds) {
+          hosts().run(
+              host, {"nft", "-f", "-"},
+              std::string("table netdev cut { chain in { type filter hook ingress device ") +
+                  device + " priority 0; drop; }; }");
+        }
+      },
+      [] {
+        for (const auto& [host, device] : kBothEnds) {
+          hosts().run(host, {"nft", "delete", "table", "netdev", "cut"});
+        }
+      });
+}
+
+// A rank that calls something else is found out by one, and told to all.
+TEST(NetFailures, MismatchIsToldOnAllHosts) {
+  Shape shape = kShape;
+  shape.tokens = {8, 8, 8, 8};
+  const Scenario scenario = make_scenario(shape);
+  const auto exits =
+      run_processes(kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
+                    [&](const Communicator& communicator) {
+                      Rank rank(communicator);
+                      BufferOptions options = options_for(shape);
+                      options.timeout = 20s;
+                      Buffer buffer(communicator, options);
+                      Exchange exchange(rank, scenario, buffer);
+                      DispatchOptions odd = exchange.dispatch_options();
+                      if (rank.index() == 2) odd.max_tokens = kShape.max_tokens - 1;
+                      rank.expect_error(ErrorCode::kMismatch, {"max_tokens", "31"}, [&] {
+                        static_cast<void>(buffer.dispatch(exchange.x(), exchange.topk_idx(), odd));
+                      });
+                      require_ok(rank);
+                      return 0;
+                    });
+  for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+}
+
+}  // namespace
+}  // namespace tandem::test

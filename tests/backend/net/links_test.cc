@@ -1,0 +1,110 @@
+// Links that are slow, lossy, interrupted or unequal: operations take longer and come out right.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "support/exchange.h"
+#include "support/hosts.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Shape kShape{
+    .num_ranks = 4, .num_experts = 8, .hidden = 2048, .topk = 4, .max_tokens = 32};
+
+// Every rank runs `rounds` pairs and checks each against the oracle.
+void expect_operations_to_be_right(const std::vector<Shape>& shapes,
+                                   const std::function<int(int)>& place, int rounds,
+                                   const std::function<void(Rank&, int)>& before = {}) {
+  const std::vector<Scenario> scenarios = make_scenarios(shapes);
+  const int num_ranks = shapes.front().num_ranks;
+  const auto exits = run_processes(num_ranks, connect_on_hosts(num_ranks, place),
+                                   [&](const Communicator& communicator) {
+                                     Rank rank(communicator);
+                                     Buffer buffer(communicator, options_for(shapes));
+                                     for (const Scenario& scenario : scenarios) {
+                                       Exchange exchange(rank, scenario, buffer);
+                                       for (int round = 0; round < rounds; ++round) {
+                                         if (before) before(rank, round);
+                                         exchange.run(buffer);
+                                       }
+                                     }
+                                     if (!rank.failures().empty())
+                                       throw std::runtime_error(rank.failures());
+                                     return 0;
+                                   });
+  for (const ProcessExit& exit : exits) {
+    EXPECT_EQ(exit.error, "");
+    EXPECT_EQ(exit.signal, 0);
+  }
+}
+
+int in_turn(int rank) { return rank % 3; }
+
+Shape with_placement(Placement placement, bool hook) {
+  Shape shape = kShape;
+  shape.placement = placement;
+  shape.hook = hook;
+  shape.zero_copy = true;
+  return shape;
+}
+
+const std::vector<Shape> kShapes = {with_placement(Placement::kPacked, false),
+                                    with_placement(Placement::kSlotted, true)};
+
+TEST(NetLinks, UnequalHosts) {
+  // Three ranks, one, and two; experts likewise.
+  Shape shape = kShape;
+  shape.num_ranks = 6;
+  shape.num_experts = 9;
+  shape.expert_owners = {0, 0, 0, 5, 5, 4, 3, 1, 0};
+  shape.tokens = {32, 0, 7, 1, 32, 30};
+  expect_operations_to_be_right(
+      {shape},
+      [](int rank) {
+        constexpr int kHosts[] = {0, 2, 0, 1, 0, 2};
+        return kHosts[rank];
+      },
+      10);
+}
+
+TEST(NetLinks, FourHostsWithThreeRanksEach) {
+  Shape shape = kShape;
+  shape.num_ranks = 12;
+  shape.num_experts = 24;
+  shape.hidden = 512;
+  expect_operations_to_be_right(
+      {shape}, [](int rank) { return rank % 4; }, 5);
+}
+
+TEST(NetLinks, RateLimit) {
+  hosts().run(1, {"tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "200mbit", "burst",
+                  "32kb", "latency", "50ms"});
+  expect_operations_to_be_right(kShapes, in_turn, 5);
+  hosts().run(1, {"tc", "qdisc", "del", "dev", "eth0", "root"});
+}
+
+TEST(NetLinks, Loss) {
+  hosts().run(1, {"nft", "-f", "-"},
+              "table netdev loss { chain in { type filter hook ingress device eth0 priority 0; "
+              "numgen random mod 1000 < 10 drop; }; }");
+  expect_operations_to_be_right(kShapes, in_turn, 20);
+  hosts().run(1, {"nft", "delete", "table", "netdev", "loss"});
+}
+
+TEST(NetLinks, CutInMidOperationThatMendsBeforeTheTimeout) {
+  expect_operations_to_be_right(kShapes, in_turn, 20, [](Rank& rank, int round) {
+    if (rank.index() != 0 || round != 10) return;
+    // While the operation that follows is at work.
+    std::thread([] {
+      hosts().set_link(1, false);
+      std::this_thread::sleep_for(700ms);
+      hosts().set_link(1, true);
+    }).detach();
+  });
+}
+
+}  // namespace
+}  // namespace tandem::test

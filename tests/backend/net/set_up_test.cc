@@ -1,0 +1,193 @@
+// Ranks on several hosts that set things up: exchanges, buffers, and what is said when one does not
+// come or is gone.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include "runtime/bootstrap.h"
+#include "runtime/launch.h"
+#include "runtime/network.h"
+#include "support/hosts.h"
+#include "tandem/tandem.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace std::chrono_literals;
+using runtime::require;
+
+void run_on_hosts(int num_ranks, const std::function<void(const Communicator&)>& body,
+                  const CommunicatorOptions& options = {}, int victim = -1) {
+  const auto exits =
+      run_processes(num_ranks, connect_on_hosts(num_ranks, 3, options), [&](const Communicator& c) {
+        body(c);
+        return 0;
+      });
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    EXPECT_EQ(exits[rank].error, "") << "rank " << rank;
+    EXPECT_EQ(exits[rank].signal, rank == victim ? SIGKILL : 0) << "rank " << rank;
+  }
+}
+
+TEST(NetSetUp, HostsOfOneNameAreTwoHosts) {
+  // Namespaces of one machine: same name, same kernel.
+  run_on_hosts(4, [](const Communicator& communicator) {
+    auto& bootstrap = *communicator.bootstrap();
+    require(bootstrap.network() != nullptr, "there is a network");
+    const std::vector<int> neighbours = communicator.rank() % 3 == 0
+                                            ? std::vector<int>{0, 3}
+                                            : std::vector<int>{communicator.rank()};
+    require(bootstrap.host_ranks() == neighbours, "who is on this host");
+    require(bootstrap.host().size() == static_cast<int>(neighbours.size()), "size of the host");
+  });
+}
+
+TEST(NetSetUp, EveryRankHearsEveryOther) {
+  run_on_hosts(5, [](const Communicator& communicator) {
+    for (const std::size_t length : {0U, 1U, 100'000U, 3'000'000U}) {
+      const std::vector<std::byte> own(length + communicator.rank(),
+                                       static_cast<std::byte>(communicator.rank()));
+      const auto all = communicator.all_gather(own);
+      for (int peer = 0; peer < 5; ++peer) {
+        require(all[peer] == std::vector<std::byte>(length + peer, static_cast<std::byte>(peer)),
+                "the message of rank " + std::to_string(peer));
+      }
+      communicator.barrier();
+    }
+  });
+}
+
+TEST(NetSetUp, AGatheringFunctionThatReachesOtherHostsIsEnough) {
+  run_on_hosts(3, [](const Communicator& outer) {
+    const auto communicator = Communicator::from_all_gather(
+        outer.rank(), outer.size(),
+        [&](std::span<const std::byte> message) { return outer.all_gather(message); });
+    require(communicator.bootstrap()->network() != nullptr, "there is a network");
+    communicator.barrier();
+  });
+}
+
+TEST(NetSetUp, RankThatDoesNotComeIsNamedToAll) {
+  run_on_hosts(
+      4,
+      [](const Communicator& communicator) {
+        if (communicator.rank() == 2) {
+          std::this_thread::sleep_for(1s);  // away while the others' time runs out
+          runtime::require_error(ErrorCode::kTimeout, 2, {"rank 2 of 4 did not come to barrier"},
+                                 [&] { communicator.barrier(); });
+          return;
+        }
+        for (int time = 0; time < 2; ++time) {
+          runtime::require_error(ErrorCode::kTimeout, 2, {"rank 2 of 4 did not come to barrier"},
+                                 [&] { communicator.barrier(); });
+        }
+      },
+      {.timeout = 500ms});
+}
+
+TEST(NetSetUp, RanksInDifferentExchangesAreToldSo) {
+  run_on_hosts(3, [](const Communicator& communicator) {
+    try {
+      if (communicator.rank() == 1) {
+        static_cast<void>(communicator.all_gather({}));
+      } else {
+        communicator.barrier();
+      }
+    } catch (const Error& error) {
+      require(error.code() == ErrorCode::kMismatch, error.what());
+      return;
+    }
+    require(false, "an error is thrown");
+  });
+}
+
+TEST(NetSetUp, RankThatIsKilledIsNamedBeforeTheTimeout) {
+  run_on_hosts(
+      4,
+      [](const Communicator& communicator) {
+        communicator.barrier();
+        if (communicator.rank() == 1) ::raise(SIGKILL);
+        const auto start = std::chrono::steady_clock::now();
+        runtime::require_error(ErrorCode::kPeerLost, 1, {"rank 1"},
+                               [&] { communicator.barrier(); });
+        require(std::chrono::steady_clock::now() - start < 20s, "it is told before the timeout");
+      },
+      {}, 1);
+}
+
+TEST(NetSetUp, RankThatLeavesIsNamed) {
+  run_on_hosts(3, [](const Communicator& communicator) {
+    communicator.barrier();
+    if (communicator.rank() == 2) return;
+    runtime::require_error(ErrorCode::kPeerLost, 2, {"rank 2 has closed its communicator"},
+                           [&] { communicator.barrier(); });
+  });
+}
+
+TEST(NetSetUp, BufferThatOneRankCannotHaveIsRefusedOnAll) {
+  run_on_hosts(3, [](const Communicator& communicator) {
+    const BufferOptions options{.num_experts = communicator.rank() == 1 ? -1 : 6,
+                                .max_tokens = 8,
+                                .max_hidden = 64,
+                                .max_topk = 2};
+    const int culprit = communicator.rank() == 1 ? -1 : 1;  // it is told about itself
+    runtime::require_error(ErrorCode::kInvalidArgument, culprit, {"num_experts"},
+                           [&] { Buffer buffer(communicator, options); });
+    communicator.barrier();
+  });
+}
+
+int count_entries(const char* folder) {
+  const std::filesystem::directory_iterator entries(folder);
+  return static_cast<int>(std::distance(begin(entries), end(entries)));
+}
+
+TEST(NetSetUp, CommunicatorsAndBuffersLeaveNothingBehind) {
+  constexpr int kRounds = 4;
+  static_cast<void>(hosts());
+  std::vector<std::string> addresses;
+  for (int round = 0; round < kRounds; ++round) addresses.push_back(unused_address());
+  const auto exits = run_processes(
+      3,
+      [&](int rank) {
+        hosts().enter(rank);
+        int descriptors = 0;
+        int threads = 0;
+        for (int round = 0; round < kRounds; ++round) {
+          {
+            const auto communicator =
+                Communicator::connect_across_hosts(addresses[round], kSecret, rank, 3);
+            Buffer buffer(communicator,
+                          {.num_experts = 3, .max_tokens = 4, .max_hidden = 64, .max_topk = 1});
+          }
+          if (round == 1) {
+            descriptors = count_entries("/proc/self/fd");
+            threads = count_entries("/proc/self/task");
+          }
+        }
+        require(count_entries("/proc/self/fd") == descriptors, "no descriptor is left behind");
+        require(count_entries("/proc/self/task") == threads, "no thread is left behind");
+        return Communicator::connect(std::to_string(rank), 0, 1);
+      },
+      [](const Communicator&) { return 0; });
+  for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+}
+
+TEST(NetSetUp, MaskingAcrossHostsIsRefused) {
+  run_on_hosts(2, [](const Communicator& communicator) {
+    BufferOptions options{.num_experts = 4, .max_tokens = 8, .max_hidden = 64, .max_topk = 2};
+    {
+      Buffer buffer(communicator, options);
+      runtime::require_error(ErrorCode::kUnsupported, -1, {"several hosts"},
+                             [&] { buffer.mask(1 - communicator.rank()); });
+    }
+    options.on_timeout = OnTimeout::kMask;
+    runtime::require_error(ErrorCode::kUnsupported, -1, {"several hosts"},
+                           [&] { Buffer buffer(communicator, options); });
+  });
+}
+
+}  // namespace
+}  // namespace tandem::test
