@@ -16,6 +16,9 @@
 
 namespace tandem::cpu {
 
+// What ranks that are processes share may not hide a lock, of this process alone.
+static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
+
 // A fence. GCC's thread sanitizer does not model fences and says so; nothing that it must see
 // depends on this one, since the words themselves are released and acquired.
 inline void fence(std::memory_order order) {
