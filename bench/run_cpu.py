@@ -152,6 +152,28 @@ def measure(arguments):
     return figures, bandwidth
 
 
+class OtherLoad:
+    """What share of the processors' time programs other than the benchmark's take from now on."""
+
+    def __init__(self):
+        self._begin = self._read()
+
+    @staticmethod
+    def _read():
+        """(seconds of all processors, of them busy, of them ours), since the machine started."""
+        with open("/proc/stat", encoding="utf-8") as stat:
+            ticks = [int(word) for word in stat.readline().split()[1:9]]
+        idle = ticks[3] + ticks[4]  # and waiting for disks
+        hertz = os.sysconf("SC_CLK_TCK")
+        own = os.times()
+        return (sum(ticks) / hertz, (sum(ticks) - idle) / hertz,
+                own.user + own.system + own.children_user + own.children_system)
+
+    def share(self):
+        total, busy, own = (now - then for now, then in zip(self._read(), self._begin))
+        return max(0.0, busy - own) / total
+
+
 # --- results --------------------------------------------------------------------------------------
 
 
@@ -316,10 +338,13 @@ def main():
     arguments = parse_arguments()
     if arguments.plot:
         require_matplotlib()  # before minutes of measuring, not after
+    other_load = OtherLoad()
     figures, bandwidth = measure(arguments)
+    others = other_load.share()
     rows = make_rows(figures, bandwidth)
     print_table(rows)
     print_bandwidth(bandwidth)
+    print(f"\nOther programs took {100 * others:.0f}% of the processors' time meanwhile.")
     aims = check_aims(rows)
     if aims:
         print("\nAims (bf16, H = 7168, K = 8, E = 64):")
@@ -332,6 +357,7 @@ def main():
             "command": shlex.join(["bench/run_cpu.py", *sys.argv[1:]]),
             "rounds": arguments.rounds,
             "seconds_per_case": arguments.seconds,
+            "processor_time_of_others": round(others, 3),
             "aims": [{"aim": text, "value": value, "met": met} for text, value, met in aims],
             "rows": rows,
             "bandwidth": [line for lines in bandwidth.values() for line in lines.values()],
