@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     }
     __syncthreads();
   } else {
-    const bool counts_ok = read_counts(p, s.tables, epoch);
+    const bool counts_ok = read_counts(p, s.tables, epoch, s.own);
     if (__syncthreads_or(static_cast<int>(!counts_ok)) != 0) {
       ring.finish();
       return;

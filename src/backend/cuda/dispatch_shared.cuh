@@ -91,13 +91,16 @@ __device__ inline void load_tables(const BufferView& buffer, const RoutingTables
 }
 
 // Waits for header, counts and number of arrival words of every rank; sums the counts into `all`
-// and, of lower ranks, into `base`. Returns false on this thread after a failure.
+// and, of lower ranks, into `base`. Returns false on this thread after a failure. `sent` [E]: this
+// rank's own counts, where rows are to be written by what comes out: those in its memory can be
+// written by peers.
 __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables& tables,
-                                   layout::Epoch epoch) {
+                                   layout::Epoch epoch, const std::uint32_t* sent) {
   const BufferView& buffer = p.buffer;
   const int parity = layout::parity(epoch);
   const int per_rank = buffer.num_experts + 2;
   const std::byte* own = buffer.blocks[buffer.rank];
+  const auto most = static_cast<std::uint32_t>(p.max_tokens) * static_cast<std::uint32_t>(p.topk);
   bool ok = true;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); ok && i < per_rank * buffer.num_ranks;
@@ -117,9 +120,16 @@ __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables&
                                     : buffer.block.arrived(parity, rank, kNumBlocksWord);
     layout::Word word;
     ok = wait_for_epoch(buffer, wait, own, offset, &word);
-    const std::uint32_t value = layout::value_of(word);
+    std::uint32_t value = layout::value_of(word);
+    if (sent != nullptr && rank == buffer.rank && which < buffer.num_experts) value = sent[which];
+    const std::uint32_t limit = which == buffer.num_experts ? kMaxBlocks : most;
+    if (ok && value > limit) {
+      report(buffer, wait.operation, epoch,
+             {ErrorCode::kMismatch, wait.phase, rank, limit, value, kImpossibleCount, 0}, true);
+      ok = false;
+    }
     if (which == buffer.num_experts) {
-      tables.num_words[rank] = value;
+      tables.num_words[rank] = ok ? value : 0;
     } else if (ok && value != 0) {
       atomicAdd(&tables.all[which], value);
       if (rank < buffer.rank) atomicAdd(&tables.base[which], value);

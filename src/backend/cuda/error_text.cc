@@ -26,6 +26,9 @@ std::string mismatch_text(const ErrorRecord& record, int self) {
     return other + " calls " + std::string(name(static_cast<Operation>(record.seen))) + " where " +
            rank_text(self) + " calls " + std::string(name(record.operation));
   }
+  if (record.detail == kImpossibleCount) {
+    return other + " published an impossible count of rows or blocks";
+  }
   std::string what = "other arguments";
   std::string theirs = std::to_string(record.seen);
   std::string ours = std::to_string(record.expected);

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const int parity = layout::parity(epoch);
   stamp(buffer, 9);
 
-  bool ok = read_counts(p, s.tables, epoch);
+  bool ok = read_counts(p, s.tables, epoch, nullptr);
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 10);
 

@@ -36,6 +36,9 @@ struct DeviceState {
   alignas(128) HalfState half[2];
 };
 
+// `detail` of a mismatch that is no argument's: a count that no rank can have.
+inline constexpr std::int64_t kImpossibleCount = layout::kNumArguments + 1;
+
 // Which limit a dispatch exceeds, in the high half of the record's `detail`; the low half is the
 // expert or source.
 inline constexpr std::int64_t kExcessOfRank = 0;
