@@ -115,7 +115,7 @@ void make_buffer(FuzzedDataProvider& data) {
   }
 }
 
-void meet_on_one_host(FuzzedDataProvider& data) {
+void introduce(FuzzedDataProvider& data) {
   const int size = data.ConsumeIntegralInRange(1, 3);
   const auto gather = [&](std::span<const std::byte> own) {
     std::vector<std::vector<std::byte>> all;
@@ -130,7 +130,11 @@ void meet_on_one_host(FuzzedDataProvider& data) {
     return all;
   };
   try {
-    check(!runtime::meet_on_one_host(0, size, gather).empty(), "a rendezvous has a name");
+    const auto introductions = runtime::introduce(0, size, gather);
+    check(introductions.size() == static_cast<std::size_t>(size), "every rank has said who it is");
+    for (const int rank : runtime::ranks_on_host_of(0, introductions)) {
+      check(rank >= 0 && rank < size, "ranks on a host are ranks");
+    }
   } catch (const Error&) {
   }
 }
@@ -142,7 +146,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   if (data.ConsumeIntegralInRange(0, 3) > 0) {
     make_buffer(data);
   } else {
-    meet_on_one_host(data);
+    introduce(data);
   }
   const std::string rest = data.ConsumeRemainingBytesAsString();
   if (const auto failure = runtime::decode_failure(bytes_of(rest))) {
