@@ -7,6 +7,7 @@
 
 #include "faults/party.h"
 #include "faults/script.h"
+#include "faults/settings.h"
 
 namespace tandem::test {
 namespace {
@@ -15,90 +16,6 @@ using namespace std::chrono_literals;
 
 constexpr int kVictim = 1;
 constexpr int kDied = 0;  // gate: the victim has come to its end
-
-// What has to have happened for a rank to pass a point.
-enum class Setting {
-  kOperation,  // nothing: a pair of operations passes it
-  kWait,       // peers that come late
-  kLoss,       // another rank has left
-  kTakeover,   // another rank has left between two words
-  kRecovery,   // operations have failed
-  kMasked,     // the rank has been masked
-};
-
-// Without a default: a point that is added must be thought of here.
-Setting setting_of(Point point) {
-  switch (point) {
-    case Point::kBegin:
-    case Point::kEntered:
-    case Point::kCount:
-    case Point::kArgument:
-    case Point::kHeader:
-    case Point::kHeadersSent:
-    case Point::kHeadersCame:
-    case Point::kPlanAgreed:
-    case Point::kFlagRaised:
-    case Point::kSources:
-    case Point::kRow:
-    case Point::kRowsWritten:
-    case Point::kFlagLowered:
-    case Point::kArrived:
-    case Point::kRowsCame:
-    case Point::kFinished:
-    case Point::kFinishedTold:
-    case Point::kStaging:
-    case Point::kStaged:
-    case Point::kPulling:
-    case Point::kPulled:
-    case Point::kCompleted:
-      return Setting::kOperation;
-    case Point::kWaiting:
-      return Setting::kWait;
-    case Point::kProposing:
-    case Point::kProposed:
-    case Point::kDecided:
-    case Point::kAdopting:
-    case Point::kAdopted:
-      return Setting::kLoss;
-    case Point::kTakingOver:
-      return Setting::kTakeover;
-    case Point::kMeeting:
-    case Point::kMet:
-    case Point::kBack:
-      return Setting::kRecovery;
-    case Point::kKnocking:
-    case Point::kKnocked:
-      return Setting::kMasked;
-  }
-  return Setting::kOperation;
-}
-
-std::vector<Point> points_of(Setting setting) {
-  std::vector<Point> points;
-  for (int point = 0; point < kNumPoints; ++point) {
-    if (setting_of(static_cast<Point>(point)) == setting) points.push_back(Point(point));
-  }
-  return points;
-}
-
-// Every rank needs every other.
-Shape entangled(int num_ranks, Placement placement) {
-  Shape shape{.num_ranks = num_ranks,
-              .num_experts = num_ranks + 1,
-              .hidden = 24,
-              .topk = num_ranks,
-              .max_tokens = 6,
-              .tokens = {6, 5, 4},
-              .placement = placement,
-              .routing = Routing::kFull};
-  shape.tokens.resize(num_ranks, 3);
-  shape.layout = Layout::kPacked;
-  if (placement == Placement::kSlotted) {
-    shape.hook = true;
-    shape.format = Format::kFp8;
-  }
-  return shape;
-}
 
 struct Case {
   int num_ranks;
@@ -144,19 +61,6 @@ void survive(Rank& rank, Party& party, Buffer& buffer, const std::vector<int>& l
   }
   rank.expect(buffer.active() == rest, "knows who is left");
   rank.expect(std::chrono::steady_clock::now() - start < 15s, "took long");
-}
-
-// All ranks get an error; what it needs to get on is recover().
-void fail_together(Rank& rank, Party& party, Buffer& buffer) {
-  Exchange& exchange = party.exchange(Present(rank.size(), true));
-  DispatchOptions options = exchange.dispatch_options();
-  if (rank.index() == 0) options.row_alignment = 2;
-  try {
-    buffer.dispatch(exchange.x(), exchange.topk_idx(), options).hook();
-    rank.fail("no mismatch");
-  } catch (const Error& error) {
-    rank.expect(error.code() == ErrorCode::kMismatch, error.what());
-  }
 }
 
 class Crash : public testing::TestWithParam<Case> {

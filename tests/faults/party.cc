@@ -153,4 +153,16 @@ Present Party::run(Buffer& buffer, const std::function<void()>& between) {
   return present;
 }
 
+void fail_together(Rank& rank, Party& party, Buffer& buffer) {
+  Exchange& exchange = party.exchange(Present(rank.size(), true));
+  DispatchOptions options = exchange.dispatch_options();
+  if (rank.index() == 0) options.row_alignment = 2;
+  try {
+    buffer.dispatch(exchange.x(), exchange.topk_idx(), options).hook();
+    rank.fail("no mismatch");
+  } catch (const Error& error) {
+    rank.expect(error.code() == ErrorCode::kMismatch, error.what());
+  }
+}
+
 }  // namespace tandem::test

@@ -57,4 +57,7 @@ class Party {
   DispatchHandle handle_;
 };
 
+// Ranks call what does not match, and all get an error. They are to recover.
+void fail_together(Rank& rank, Party& party, Buffer& buffer);
+
 }  // namespace tandem::test
