@@ -11,6 +11,7 @@
 #include "common/report.h"
 #include "info/command.h"
 #include "run_layer/command.h"
+#include "soak/command.h"
 #include "tandem/info.h"
 #include "test_low_latency/command.h"
 
@@ -27,6 +28,7 @@ int main(int argc, char** argv) {
   add_test_low_latency(app, run);
   add_run_layer(app, run);
   add_bench(app, run);
+  add_soak(app, run);
   add_info(app, run);
   try {
     app.parse(argc, argv);

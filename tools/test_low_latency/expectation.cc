@@ -68,22 +68,6 @@ void keep_encoded(const reference::RankOutput& output, int first, std::size_t va
   }
 }
 
-std::vector<std::byte> expert_outputs(const reference::RankOutput& output, int hidden,
-                                      Format format) {
-  const std::vector<float> x = reference::dequantise(output, hidden, format);
-  const DType dtype = token_dtype(format);
-  std::vector<std::byte> y(x.size() * size(size_of(dtype)));
-  const auto width = size(hidden);
-  const auto y_width = width * size(size_of(dtype));
-  for (std::size_t local = 0; local < output.experts.size(); ++local) {
-    const std::size_t row = size(output.offsets[local]);
-    const std::size_t count = size(output.counts[local]);
-    apply_expert(output.experts[local], std::span(x).subspan(row * width, count * width), dtype,
-                 std::span(y).subspan(row * y_width, count * y_width));
-  }
-  return y;
-}
-
 Expectation make_expectation(const Shape& shape, std::uint64_t seed, Format format,
                              const Arrivals& arrivals) {
   Expectation expectation;
@@ -136,6 +120,22 @@ Arrivals make_arrivals(const Shape& shape, std::uint64_t seed, Layout layout) {
 }
 
 }  // namespace
+
+std::vector<std::byte> expert_outputs(const reference::RankOutput& output, int hidden,
+                                      Format format) {
+  const std::vector<float> x = reference::dequantise(output, hidden, format);
+  const DType dtype = token_dtype(format);
+  std::vector<std::byte> y(x.size() * size(size_of(dtype)));
+  const auto width = size(hidden);
+  const auto y_width = width * size(size_of(dtype));
+  for (std::size_t local = 0; local < output.experts.size(); ++local) {
+    const std::size_t row = size(output.offsets[local]);
+    const std::size_t count = size(output.counts[local]);
+    apply_expert(output.experts[local], std::span(x).subspan(row * width, count * width), dtype,
+                 std::span(y).subspan(row * y_width, count * y_width));
+  }
+  return y;
+}
 
 Scenario make_scenario(const Shape& shape, std::uint64_t seed,
                        const std::vector<Combination>& combinations) {

@@ -43,6 +43,10 @@ struct Scenario {
 Scenario make_scenario(const Shape& shape, std::uint64_t seed,
                        const std::vector<Combination>& combinations);
 
+// What the simulated experts make of an oracle's rows: [num_rows, H] of token_dtype(format).
+std::vector<std::byte> expert_outputs(const reference::RankOutput& output, int hidden,
+                                      Format format);
+
 // Bytes that a scenario holds, about: to decide how many to hold at once.
 std::int64_t scenario_bytes(const Shape& shape, const std::vector<Combination>& combinations);
 

@@ -75,6 +75,7 @@ Operation::Operation(Buffer& buffer, const Memory& memory, const Combination& co
   dispatch_options_ = {.format = combination.format,
                        .placement = combination.placement,
                        .layout = combination.layout,
+                       .max_tokens = problem.max_tokens,
                        .return_hook = combination.hook,
                        .recv_x = recv_x_,
                        .recv_scales = recv_scales_,

@@ -1,0 +1,89 @@
+// `tandem soak` as a program: what it says, and that it fails where something is wrong.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tools/command.h"
+
+namespace tandem::tools {
+namespace {
+
+using nlohmann::json;
+
+TEST(Soak, SaysWhatItDid) {
+  for (const std::string launch : {"threads", "processes"}) {
+    const CommandResult result =
+        run_command("soak --minutes 0.02 --ranks 3 --seed 9 --json - --launch " + launch);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    EXPECT_EQ(result.errors, "");
+    const json object = result.json();
+    EXPECT_EQ(object["ok"], true);
+    EXPECT_EQ(object["seed"], 9);
+    EXPECT_EQ(object["launch"], launch);
+    EXPECT_GT(object["operations"], 0);
+    EXPECT_GT(object["rows"], 0);
+    EXPECT_EQ(object["checks"], object["rows"]);
+    EXPECT_EQ(object["faults"]["ended"], 0);
+    EXPECT_EQ(object["errors"]["expected"], 0);
+    EXPECT_EQ(object["errors"]["unexpected"], 0);
+    EXPECT_GT(object["memory_bytes"]["before"], 0);
+    EXPECT_EQ(object["descriptors"]["before"], object["descriptors"]["after"]);
+  }
+}
+
+TEST(Soak, ClosesWithALineForPeople) {
+  const CommandResult result = run_command("soak --minutes 0.01 --ranks 2");
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  for (const char* word : {"operations", "rows checked", "faults", "errors expected", "unexpected",
+                           "memory", "descriptors"}) {
+    EXPECT_NE(result.output.find(word), std::string::npos) << word << " in " << result.output;
+  }
+}
+
+TEST(Soak, SurvivesItsFaults) {
+  for (const std::string launch : {"threads", "processes"}) {
+    const CommandResult result =
+        run_command("soak --minutes 0.06 --faults --timeout 0.5 --json - --launch " + launch);
+    const json object = result.json();
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    const json& faults = object["faults"];
+    EXPECT_GT(
+        faults["ended"].get<int>() + faults["stopped"].get<int>() + faults["delayed"].get<int>(),
+        0);
+    EXPECT_EQ(object["errors"]["unexpected"], 0);
+  }
+}
+
+// A rank that is killed by somebody else is no fault of the plan's.
+TEST(Soak, FailsWhereARankIsLostUnplanned) {
+  RunningCommand command({"soak", "--minutes", "5", "--ranks", "3", "--launch", "processes",
+                          "--timeout", "2", "--json", "-"});
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::vector<pid_t> ranks;
+  while (ranks.size() < 3 && std::chrono::steady_clock::now() < deadline) {
+    ranks = command.children();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // nothing depends on it
+  }
+  ASSERT_EQ(ranks.size(), 3U);
+  kill(ranks[1], SIGKILL);
+  const CommandResult result = command.wait();
+  EXPECT_EQ(result.exit_code, 1);
+  const json object = result.json();
+  EXPECT_EQ(object["ok"], false);
+  EXPECT_GT(object["errors"]["unexpected"], 0);
+  EXPECT_FALSE(object["failures"].empty());
+}
+
+TEST(Soak, RefusesWhatCannotBe) {
+  for (const char* words : {"soak --faults --ranks 2", "soak --faults --backend cuda",
+                            "soak --minutes 0", "soak --minutes x", "soak --ranks 65"}) {
+    const CommandResult result = run_command(words);
+    EXPECT_EQ(result.exit_code, 2) << words;
+    EXPECT_FALSE(result.errors.empty()) << words;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::tools

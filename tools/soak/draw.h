@@ -1,0 +1,34 @@
+// What a soak runs, drawn from its seed: alike on every rank.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "soak/options.h"
+#include "tandem/buffer.h"
+#include "test_low_latency/expectation.h"
+
+namespace tandem::tools {
+
+// One pair of operations.
+struct SoakCase {
+  Combination combination;
+  Expectation inputs;  // only its problem
+};
+
+// The operations of one session: a world of ranks with one buffer, made anew after some seconds so
+// that ranks that were lost for good are there again.
+struct SessionPlan {
+  const SoakOptions& options;
+  std::uint64_t seed;
+  std::chrono::nanoseconds duration;
+  std::vector<SoakCase> cases;  // in the order of `order`, over and over
+  BufferOptions buffer;
+
+  [[nodiscard]] const SoakCase& at(std::int64_t pair) const;
+};
+
+SessionPlan draw_session(const SoakOptions& options, std::uint64_t seed,
+                         std::chrono::nanoseconds duration);
+
+}  // namespace tandem::tools

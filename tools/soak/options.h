@@ -1,0 +1,44 @@
+// What `tandem soak` is asked to do: its command line, and the same as values.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "common/launch.h"
+#include "tandem/types.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tandem::tools {
+
+// As typed.
+struct SoakArguments {
+  std::string backend = "cpu";
+  std::string launch = "threads";
+  double minutes = 1;
+  bool faults = false;
+  int ranks = 4;
+  double timeout_s = 0;  // 0: 30, or 1 with faults
+  std::uint64_t seed = 0;
+  std::string json;
+};
+
+void add_options(CLI::App& app, SoakArguments& arguments);
+
+struct SoakOptions {
+  Backend backend = Backend::kCpu;
+  Launch launch = Launch::kThreads;
+  std::chrono::nanoseconds duration{};
+  bool faults = false;
+  int ranks = 4;
+  std::chrono::nanoseconds timeout{};
+  std::uint64_t seed = 0;
+};
+
+// Throws UsageError where the arguments contradict each other.
+SoakOptions resolve(const SoakArguments& arguments);
+
+}  // namespace tandem::tools
