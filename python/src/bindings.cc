@@ -62,9 +62,11 @@ void bind_errors(nb::module_& module) {
              "Not available here (backend not built, no device).")
       .value("RESOURCE", ErrorCode::kResource,
              "The system refused memory, a descriptor, a thread or a process.")
-      .value("PEER_LOST", ErrorCode::kPeerLost, "A peer left during set-up.")
+      .value("PEER_LOST", ErrorCode::kPeerLost,
+             "A peer has ended or destroyed its end: during set-up, or while waited for.")
       .value("FAILED_BUFFER", ErrorCode::kFailedBuffer,
-             "An earlier operation on this buffer failed; the message repeats its error.");
+             "An earlier operation on this buffer failed; the message repeats its error.")
+      .value("MASKED", ErrorCode::kMasked, "This rank has been masked by its peers.");
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);

@@ -35,12 +35,17 @@ class ErrorCode(enum.Enum):
     """The system refused memory, a descriptor, a thread or a process."""
 
     PEER_LOST = 9
-    """A peer left during set-up."""
+    """
+    A peer has ended or destroyed its end: during set-up, or while waited for.
+    """
 
     FAILED_BUFFER = 10
     """
     An earlier operation on this buffer failed; the message repeats its error.
     """
+
+    MASKED = 11
+    """This rank has been masked by its peers."""
 
 class DType(enum.Enum):
     """Type of an array's elements."""

@@ -151,7 +151,7 @@ def survivor(rank: int, ranks: int, name: str) -> None:
         for _ in range(3):
             result = buffer.dispatch(case.x[rank], case.idx[rank], placement="slotted")
             buffer.combine(result.x, case.weights[rank], result.handle)
-    assert caught.value.code == tandem_ep.ErrorCode.TIMEOUT and caught.value.peer == 1
+    assert caught.value.code == tandem_ep.ErrorCode.PEER_LOST and caught.value.peer == 1
     buffer.destroy()
 
 
