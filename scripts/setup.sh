@@ -16,7 +16,7 @@ PACKAGES=(
   "libfmt-dev build" "ccache test" "libucx-dev test" "iproute2 test" "nftables test" "libgtest-dev test" "libgmock-dev test"
   "librapidcheck-dev test" "gcovr test"
   "clang-format-14 lint" "shellcheck lint" "cppcheck lint"
-  "clang-16 fuzz" "libclang-rt-16-dev fuzz" "spin models"
+  "clang-16 fuzz" "libclang-rt-16-dev fuzz" "libucx-dev fuzz" "spin models"
   "libbenchmark-dev bench" "libhwloc-dev bench" "openmpi-bin bench" "libopenmpi-dev bench"
   "libucx-dev bench" "python3 bench" "python3-matplotlib bench"
   "python3-venv python" "python3-dev python"

@@ -14,6 +14,9 @@ namespace {
 
 using layout::Word;
 
+// What messages without rows may have beside the words: an encoded failure, heads of runs.
+constexpr std::int64_t kRoomBeside = std::int64_t{64} << 10;
+
 // Zeros, pages of which are taken when they are used.
 std::shared_ptr<std::byte> map(std::int64_t size_bytes) {
   if (size_bytes == 0) return nullptr;
@@ -48,12 +51,15 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
   const auto length = static_cast<std::int64_t>(payload_bytes);
   const auto kind = static_cast<MessageKind>(header.kind);
   if (kind != MessageKind::kToBlock && kind != MessageKind::kToLanding) {
+    // The sender says how long it is: memory for it is not taken on trust.
+    if (length > kRoomBeside + 2 * memory_.control_bytes) return {};
     const auto payload = std::make_shared<std::vector<std::byte>>(payload_bytes);
     return Delivery{
         .where = payload->data(),
         .done = [self = shared_from_this(), source, kind, sequence = header.sequence, payload] {
-          self->arrived(source, sequence, [self, source, kind, payload] {
-            self->take_effect(source, kind, *payload);
+          // What waits for its turn lies in this object, and must not keep it.
+          self->arrived(source, sequence, [inbox = self.get(), source, kind, payload] {
+            inbox->take_effect(source, kind, *payload);
           });
         }};
   }
@@ -111,9 +117,10 @@ void Inbox::store(std::span<const std::byte> runs) {
     RunHeader run;
     std::memcpy(&run, runs.data(), sizeof run);
     runs = runs.subspan(sizeof run);
+    // Before it is multiplied: the product of any count may be any number.
+    if (run.count < 0 || static_cast<std::size_t>(run.count) > runs.size() / sizeof(Word)) return;
     const std::int64_t bytes = run.count * static_cast<std::int64_t>(sizeof(Word));
-    if (!lies_in(run.offset, bytes, memory_.control_bytes) ||
-        static_cast<std::size_t>(bytes) > runs.size() || run.offset % alignof(Word) != 0) {
+    if (!lies_in(run.offset, bytes, memory_.control_bytes) || run.offset % alignof(Word) != 0) {
       return;
     }
     for (std::int64_t i = 0; i < run.count; ++i) {

@@ -1,0 +1,77 @@
+// Messages of peers on other hosts that are to be stored into this rank's memory: each is dropped, or
+// lands within the block (whose neighbours nobody may touch) or the landing memory.
+#include <cstring>
+#include <vector>
+
+#include "backend/net/remote_link.h"
+#include "fuzz/check.h"
+#include "support/guarded_block.h"
+
+namespace {
+
+using namespace tandem;  // NOLINT
+using fuzz::check;
+
+constexpr std::int64_t kBlockBytes = 8192;
+constexpr std::int64_t kControlBytes = 1024;
+constexpr std::int64_t kLandingBytes = 4096;
+
+template <typename T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto more = std::as_bytes(std::span(&value, 1));
+  bytes.insert(bytes.end(), more.begin(), more.end());
+}
+
+std::vector<std::byte> payload_of(FuzzedDataProvider& data, net::MessageKind kind) {
+  std::vector<std::byte> payload;
+  if (kind == net::MessageKind::kWords) {
+    const int num_runs = data.ConsumeIntegralInRange(0, 3);
+    for (int i = 0; i < num_runs; ++i) {
+      const std::int64_t count = data.ConsumeIntegralInRange(0, 8);
+      append(payload, net::RunHeader{.offset = fuzz::awkward<std::int64_t>(
+                                         data, 8 * data.ConsumeIntegralInRange(0, 128)),
+                                     .count = fuzz::awkward<std::int64_t>(data, count)});
+      for (std::int64_t word = 0; word < count; ++word) append(payload, ~std::uint64_t{0});
+    }
+  } else {
+    payload.resize(data.ConsumeIntegralInRange<std::size_t>(0, 9000), std::byte{0x55});
+  }
+  return payload;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+  FuzzedDataProvider data(bytes, size);
+  const test::GuardedBlock block(kBlockBytes);
+  const auto inbox = std::make_shared<net::Inbox>(
+      runtime::RemoteMemory{.block = block.memory(),
+                            .block_bytes = kBlockBytes,
+                            .control_bytes = kControlBytes,
+                            .staging_bytes = 0,
+                            .landing_bytes = kLandingBytes,
+                            .wake = [] {}},
+      2);
+  const int num_messages = data.ConsumeIntegralInRange(1, 6);
+  for (int i = 0; i < num_messages; ++i) {
+    const auto kind = static_cast<net::MessageKind>(data.ConsumeIntegralInRange(0U, 5U));
+    const auto num_sources = data.ConsumeIntegralInRange(0U, 4U);
+    std::vector<std::byte> header;
+    append(header, net::BufferHeader{
+                       .sequence = fuzz::awkward<std::uint64_t>(data, i),
+                       .kind = static_cast<std::uint32_t>(kind),
+                       .num_sources = fuzz::awkward<std::uint32_t>(data, num_sources),
+                       .offset = fuzz::awkward<std::int64_t>(data, 16 * data.ConsumeIntegralInRange(0, 512)),
+                       .sources_offset = fuzz::awkward<std::int64_t>(
+                           data, 4 * data.ConsumeIntegralInRange(0, 2048))});
+    header.resize(header.size() + num_sources * sizeof(std::int32_t));
+    const std::vector<std::byte> payload = payload_of(data, kind);
+    // On the heap, whose ends the sanitizer guards.
+    const auto delivery = inbox->accept(data.ConsumeIntegralInRange(0, 1), header, payload.size());
+    if (!delivery) continue;
+    check(payload.empty() || delivery->where != nullptr, "there is room for a message");
+    if (!payload.empty()) std::memcpy(delivery->where, payload.data(), payload.size());
+    delivery->done();
+  }
+  return 0;
+}
