@@ -20,6 +20,7 @@ struct Arguments {
   int num_experts = 64;
   double seconds = 1.0;
   std::uint64_t seed = 1;
+  std::string area;  // file that all ranks map as the harness's memory, where nobody maps it else
 };
 
 inline void add_options(CLI::App& app, Arguments& arguments) {
@@ -32,6 +33,8 @@ inline void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--experts", arguments.num_experts, "Experts over all ranks");
   app.add_option("--seconds", arguments.seconds, "Time to measure each case for");
   app.add_option("--seed", arguments.seed, "Seed of tokens, routing and weights");
+  app.add_option("--area", arguments.area,
+                 "File of zeros for the ranks' barriers and samples, for ranks that others start");
 }
 
 // Every combination of the lists, for `num_ranks`.

@@ -9,7 +9,9 @@
 // run ahead of its peers as far as its protocol allows, and rows stay in the cache that wrote them.
 #pragma once
 
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +21,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <new>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -88,6 +93,23 @@ class SharedArea {
   alignas(128) std::atomic<std::int32_t> arrived_;
   alignas(128) std::atomic<std::uint32_t> generation_;
 };
+
+// Zeros that forked children share, or, for ranks that others start on one machine, the file
+// `path`, which is made as long as it has to be.
+inline SharedArea* map_area(const std::string& path) {
+  int file = -1;
+  if (!path.empty()) {
+    file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || ftruncate(file, sizeof(SharedArea)) != 0) {
+      throw std::runtime_error("cannot use the file " + path);
+    }
+  }
+  void* const memory = mmap(nullptr, sizeof(SharedArea), PROT_READ | PROT_WRITE,
+                            MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
+  if (file >= 0) close(file);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<SharedArea*>(memory);
+}
 
 // A contender on one rank.
 struct Contender {

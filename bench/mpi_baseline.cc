@@ -292,19 +292,9 @@ class MpiExchange {
   std::vector<int> receive_offsets_;
 };
 
-int run(int argc, char** argv) {
-  Arguments arguments;
-  CLI::App app("The MPI way of dispatch and combine");
-  add_options(app, arguments);
-  CLI11_PARSE(app, argc, argv);
-  int rank = 0;
-  int num_ranks = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
-
-  // The harness's memory belongs to rank 0 and is mapped by all.
+// The harness's memory belongs to rank 0 and is mapped by all.
+SharedArea* allocate_area(int rank, MPI_Win& window) {
   void* memory = nullptr;
-  MPI_Win window = MPI_WIN_NULL;
   MPI_Win_allocate_shared(rank == 0 ? sizeof(SharedArea) + 128 : 0, 1, MPI_INFO_NULL,
                           MPI_COMM_WORLD, &memory, &window);
   MPI_Aint size = 0;
@@ -316,6 +306,22 @@ int run(int argc, char** argv) {
   auto* area = reinterpret_cast<SharedArea*>(static_cast<std::byte*>(memory) + offset);
   if (rank == 0) std::memset(static_cast<void*>(area), 0, sizeof(SharedArea));
   MPI_Barrier(MPI_COMM_WORLD);
+  return area;
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app("The MPI way of dispatch and combine");
+  add_options(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  int rank = 0;
+  int num_ranks = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
+
+  MPI_Win window = MPI_WIN_NULL;
+  SharedArea* const area =
+      arguments.area.empty() ? allocate_area(rank, window) : map_area(arguments.area);
 
   for (const Case& work : cases(arguments, num_ranks)) {
     MpiExchange exchange(work, rank);
@@ -326,7 +332,7 @@ int run(int argc, char** argv) {
     const Timings timings = measure(*area, rank, num_ranks, contender, arguments.seconds);
     if (rank == 0) print_result(work, timings);
   }
-  MPI_Win_free(&window);
+  if (window != MPI_WIN_NULL) MPI_Win_free(&window);
   return 0;
 }
 

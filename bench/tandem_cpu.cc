@@ -1,8 +1,7 @@
-// Tandem in the CPU benchmark: ranks as processes that the library forks, one thread each; packed
+// Tandem in the CPU benchmark: ranks as processes that the library forks, or, with --area, that
+// others start with their rank in the environment, one thread each; packed
 // placement, packed layout, zero-copy combine. With no more ranks than cores each rank is pinned to
 // a core, as mpirun --bind-to core does for the baseline. Prints a line of JSON per case.
-#include <sys/mman.h>
-
 #include <optional>
 
 #include "command_line.h"
@@ -103,26 +102,25 @@ int run(int argc, char** argv) {
   app.add_flag("--pin", pin, "Pin ranks to cores in turn also where they outnumber the cores");
   CLI11_PARSE(app, argc, argv);
 
-  void* memory = mmap(nullptr, sizeof(SharedArea), PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  auto* area = static_cast<SharedArea*>(memory);
-  const std::vector<Case> all = cases(arguments, num_ranks);
-
-  const auto exits = run_processes(num_ranks, [&](const Communicator& communicator) {
+  SharedArea* const area = map_area(arguments.area);
+  const auto run_rank = [&](const Communicator& communicator) {
     const int rank = communicator.rank();
-    if (pin || num_ranks <= num_cores()) pin_to_core(rank % num_cores());
-    for (const Case& work : all) {
+    const int size = communicator.size();
+    if (pin || size <= num_cores()) pin_to_core(rank % num_cores());
+    for (const Case& work : cases(arguments, size)) {
       TandemExchange exchange(communicator, work);
       const Contender contender{.dispatch = [&] { exchange.dispatch(); },
                                 .experts = [&] { exchange.experts(); },
                                 .combine = [&] { exchange.combine(); },
                                 .check = [&] { exchange.check(); }};
-      const Timings timings = measure(*area, rank, num_ranks, contender, arguments.seconds);
+      const Timings timings = measure(*area, rank, size, contender, arguments.seconds);
       if (rank == 0) print_result(work, timings);
     }
     return 0;
-  });
+  };
+  if (!arguments.area.empty()) return run_rank(Communicator::from_environment());
+
+  const auto exits = run_processes(num_ranks, run_rank);
   int result = 0;
   for (std::size_t rank = 0; rank < exits.size(); ++rank) {
     if (exits[rank].exit_code == 0 && exits[rank].signal == 0) continue;

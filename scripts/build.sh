@@ -90,16 +90,26 @@ cmd_examples() {
 }
 
 help bench <<'EOF'
-./dev bench [cpu|gpu] [OPTIONS]
+./dev bench [cpu|gpu|net] [OPTIONS]
 cpu: builds the bench preset and runs bench/run_cpu.py with OPTIONS (`./dev bench cpu --help` lists
 them): dispatch and combine beside MPI and the machine's copy and write bandwidth.
 gpu: builds the command with CUDA and runs `tandem bench --backend cuda` with OPTIONS.
+net: as root, builds the bench preset and runs bench/run_net.py with OPTIONS (--help lists them): ranks
+on two hosts that are network namespaces, beside MPI and ucx_perftest on the same links.
 EOF
 
 cmd_bench() {
   case ${1:-} in
     --help | -h) show_help bench && return ;;
     cpu) shift ;;
+    net)
+      shift
+      ensure build bench
+      build_preset bench
+      step "bench net"
+      bench/run_net.py --bin-dir build/bench/bench "$@"
+      return
+      ;;
     gpu)
       shift
       ensure build

@@ -18,7 +18,7 @@ PACKAGES=(
   "clang-format-14 lint" "shellcheck lint" "cppcheck lint"
   "clang-16 fuzz" "libclang-rt-16-dev fuzz" "libucx-dev fuzz" "spin models"
   "libbenchmark-dev bench" "libhwloc-dev bench" "openmpi-bin bench" "libopenmpi-dev bench"
-  "libucx-dev bench" "python3 bench" "python3-matplotlib bench"
+  "libucx-dev bench" "ucx-utils bench" "iproute2 bench" "python3 bench" "python3-matplotlib bench"
   "python3-venv python" "python3-dev python"
 )
 
