@@ -1,5 +1,5 @@
-// Messages of peers on other hosts that are to be stored into this rank's memory: each is dropped, or
-// lands within the block (whose neighbours nobody may touch) or the landing memory.
+// Messages of peers on other hosts that are to be stored into this rank's memory: each is dropped,
+// or lands within the block (whose neighbours nobody may touch) or the landing memory.
 #include <cstring>
 #include <vector>
 
@@ -44,26 +44,26 @@ std::vector<std::byte> payload_of(FuzzedDataProvider& data, net::MessageKind kin
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   FuzzedDataProvider data(bytes, size);
   const test::GuardedBlock block(kBlockBytes);
-  const auto inbox = std::make_shared<net::Inbox>(
-      runtime::RemoteMemory{.block = block.memory(),
-                            .block_bytes = kBlockBytes,
-                            .control_bytes = kControlBytes,
-                            .staging_bytes = 0,
-                            .landing_bytes = kLandingBytes,
-                            .wake = [] {}},
-      2);
+  const auto inbox =
+      std::make_shared<net::Inbox>(runtime::RemoteMemory{.block = block.memory(),
+                                                         .block_bytes = kBlockBytes,
+                                                         .control_bytes = kControlBytes,
+                                                         .staging_bytes = 0,
+                                                         .landing_bytes = kLandingBytes,
+                                                         .wake = [] {}},
+                                   2);
   const int num_messages = data.ConsumeIntegralInRange(1, 6);
   for (int i = 0; i < num_messages; ++i) {
     const auto kind = static_cast<net::MessageKind>(data.ConsumeIntegralInRange(0U, 5U));
     const auto num_sources = data.ConsumeIntegralInRange(0U, 4U);
     std::vector<std::byte> header;
-    append(header, net::BufferHeader{
-                       .sequence = fuzz::awkward<std::uint64_t>(data, i),
-                       .kind = static_cast<std::uint32_t>(kind),
-                       .num_sources = fuzz::awkward<std::uint32_t>(data, num_sources),
-                       .offset = fuzz::awkward<std::int64_t>(data, 16 * data.ConsumeIntegralInRange(0, 512)),
-                       .sources_offset = fuzz::awkward<std::int64_t>(
-                           data, 4 * data.ConsumeIntegralInRange(0, 2048))});
+    append(header, net::BufferHeader{.sequence = fuzz::awkward<std::uint64_t>(data, i),
+                                     .kind = static_cast<std::uint32_t>(kind),
+                                     .num_sources = fuzz::awkward<std::uint32_t>(data, num_sources),
+                                     .offset = fuzz::awkward<std::int64_t>(
+                                         data, 16 * data.ConsumeIntegralInRange(0, 512)),
+                                     .sources_offset = fuzz::awkward<std::int64_t>(
+                                         data, 4 * data.ConsumeIntegralInRange(0, 2048))});
     header.resize(header.size() + num_sources * sizeof(std::int32_t));
     const std::vector<std::byte> payload = payload_of(data, kind);
     // On the heap, whose ends the sanitizer guards.

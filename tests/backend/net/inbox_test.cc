@@ -1,4 +1,5 @@
-// What peers on other hosts may make of this rank's memory: what lies in its block, and nothing else.
+// What peers on other hosts may make of this rank's memory: what lies in its block, and nothing
+// else.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -60,8 +61,8 @@ TEST_F(InboxTest, StoresWordsWhereTheyAreToGo) {
 
 TEST_F(InboxTest, StoresNoRunWhoseLengthIsNotThatOfWhatCame) {
   // Eight times the first is nothing in 64 bits.
-  for (const std::int64_t count : {std::int64_t{1} << 61, INT64_MAX, INT64_MIN, std::int64_t{-1},
-                                   std::int64_t{3}}) {
+  for (const std::int64_t count :
+       {std::int64_t{1} << 61, INT64_MAX, INT64_MIN, std::int64_t{-1}, std::int64_t{3}}) {
     EXPECT_TRUE(receive(words(0, count, 2))) << count;
     EXPECT_FALSE(block_.first_change()) << count;
   }
