@@ -114,7 +114,8 @@ extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   FuzzedDataProvider data(bytes, size);
-  const std::string name = runtime::random_rendezvous_name();
+  static int num_runs = 0;
+  const std::string name = "fuzz-" + std::to_string(::getpid()) + "-" + std::to_string(num_runs++);
   if (data.ConsumeBool()) {
     as_strangers(data, name);
   } else {
