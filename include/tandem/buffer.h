@@ -25,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tandem/communicator.h"
@@ -74,6 +75,13 @@ struct BufferOptions {
 
   // CPU: what becomes of an operation in which a rank misses the timeout (docs/failures.md).
   OnTimeout on_timeout = OnTimeout::kFail;
+
+  // CPU: processes of this user on this host may join the buffer later (Buffer::join) under this
+  // name, any text, of one buffer at a time. Empty: nobody may.
+  std::string door = {};
+  // CPU: ranks that there may ever be; experts and memory are shared out among that many. Ranks
+  // beyond those of the communicator count as masked until they join. 0: as many as it has.
+  int max_ranks = 0;
 
   int num_threads = 1;  // CPU: threads that this rank works with; may differ per rank
 
@@ -189,7 +197,7 @@ class Buffer {
 
   [[nodiscard]] const BufferOptions& options() const;
   [[nodiscard]] int rank() const;
-  [[nodiscard]] int num_ranks() const;
+  [[nodiscard]] int num_ranks() const;                   // with those that may yet join
   [[nodiscard]] int num_local_experts() const;           // L
   [[nodiscard]] std::vector<int> local_experts() const;  // ids of this rank's experts, ascending
   [[nodiscard]] std::int64_t capacity_rows() const;
@@ -246,6 +254,17 @@ class Buffer {
   // masked waits here until an active one calls unmask() for it (kTimeout if none does).
   std::vector<bool> recover();
 
+  // Ranks that wait to be let in: those that are masked and have called recover() or join().
+  [[nodiscard]] std::vector<int> waiting() const;
+
+  // The end of a process that becomes `rank` of a running buffer: in place of a process that has
+  // ended and been masked, or as a rank that has never been there. `options` are those of the
+  // others, with the name of their door. Blocks until an active rank calls unmask(rank); the others
+  // go on meanwhile. Throws kInvalidArgument, kMismatch (options differ), kOrder (another process
+  // is this rank), kTimeout (nobody opens a door, the rank is not masked, or is not let in),
+  // kResource, kUnsupported (not on CPUs).
+  static Buffer join(int rank, const BufferOptions& options);
+
   // Why a rank was lost or operations have failed, as agreed between the ranks; empty if the last
   // change of who takes part was none of the kind.
   [[nodiscard]] std::optional<Error> last_loss() const;
@@ -260,6 +279,8 @@ class Buffer {
   [[nodiscard]] void* last_event() const;
 
  private:
+  explicit Buffer(std::shared_ptr<runtime::BufferState> state);
+
   std::shared_ptr<runtime::BufferState> state_;  // shared with hooks, which find out if it is gone
 };
 

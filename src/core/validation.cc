@@ -117,6 +117,12 @@ void validate(const BufferOptions& options, int num_ranks) {
     refuse("expert_owners has " + std::to_string(options.expert_owners.size()) +
            " entries, must have num_experts = " + std::to_string(options.num_experts) + " or none");
   }
+  require_range("max_ranks", options.max_ranks, 0, kMaxRanks);
+  const auto is_odd = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  if (options.door.size() > 256 || std::any_of(options.door.begin(), options.door.end(), is_odd)) {
+    refuse("door has " + std::to_string(options.door.size()) +
+           " characters, must have at most 256 and no control characters");
+  }
   if (!options.packed_placement && !options.slotted_placement) {
     refuse("packed_placement and slotted_placement are both false: nothing could be dispatched");
   }
@@ -170,6 +176,8 @@ std::vector<std::pair<std::string, std::string>> agreed_options(const BufferOpti
       {"padded_layout", flag(options.padded_layout)},
       {"capacity_rows", std::to_string(options.capacity_rows)},
       {"on_timeout", std::string(name(options.on_timeout))},
+      {"max_ranks", std::to_string(options.max_ranks)},
+      {"door", options.door},
       {"first_epoch", std::to_string(options.first_epoch)},
       {"expert_owners.size()", std::to_string(options.expert_owners.size())},
   };
@@ -180,18 +188,17 @@ std::vector<std::pair<std::string, std::string>> agreed_options(const BufferOpti
   return result;
 }
 
-void require_agreement(std::span<const std::vector<std::pair<std::string, std::string>>> all) {
-  const auto& first = all.front();
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const std::size_t common = std::min(first.size(), all[rank].size());
+void require_agreement(const std::vector<RankOptions>& all) {
+  const RankOptions& first = all.front();
+  for (const RankOptions& other : all) {
+    const std::size_t common = std::min(first.options.size(), other.options.size());
     for (std::size_t i = 0; i < common; ++i) {
-      if (first[i] == all[rank][i]) continue;
+      if (first.options[i] == other.options[i]) continue;
       throw Error(
-          ErrorInfo{
-              .code = ErrorCode::kMismatch, .phase = Phase::kSetup, .peer = static_cast<int>(rank)},
-          "option " + first[i].first + " is " + first[i].second + " on rank 0 and " +
-              all[rank][i].second + " on rank " + std::to_string(rank) +
-              ", must be the same on all ranks");
+          ErrorInfo{.code = ErrorCode::kMismatch, .phase = Phase::kSetup, .peer = other.rank},
+          "option " + first.options[i].first + " is " + first.options[i].second + " on rank " +
+              std::to_string(first.rank) + " and " + other.options[i].second + " on rank " +
+              std::to_string(other.rank) + ", must be the same on all ranks");
     }
   }
 }

@@ -28,8 +28,15 @@ layout::Capacity make_capacity(const BufferOptions& options, const ExpertMap& ex
 // The options that must agree on all ranks, as (name, value), in a fixed order.
 std::vector<std::pair<std::string, std::string>> agreed_options(const BufferOptions& options);
 
-// Throws kMismatch naming the first option, rank and both values by which `all` (by rank) differ.
-void require_agreement(std::span<const std::vector<std::pair<std::string, std::string>>> all);
+// Those of one rank.
+struct RankOptions {
+  int rank = 0;
+  std::vector<std::pair<std::string, std::string>> options;
+};
+
+// Throws kMismatch naming the first option by which a rank differs from the first of `all`, with
+// both values.
+void require_agreement(const std::vector<RankOptions>& all);
 
 // How many rows the results of a dispatch have: `rows_each` for each local expert in the padded
 // layout, in all in the packed one.

@@ -69,11 +69,20 @@ void agree(Bootstrap& bootstrap, const std::optional<Error>& own) {
   if (failure) failure->raise();
 }
 
+std::string describe_options(const BufferOptions& options) {
+  return serialise(core::agreed_options(options));
+}
+
+void require_same_options(int peer, const std::string& theirs, int rank,
+                          const BufferOptions& options) {
+  core::require_agreement({{peer, parse(theirs)}, {rank, core::agreed_options(options)}});
+}
+
 void require_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
-  std::vector<std::vector<std::pair<std::string, std::string>>> all;
+  std::vector<core::RankOptions> all;
   for (const std::vector<std::byte>& message :
-       bootstrap.all_gather(bytes_of(serialise(core::agreed_options(options))))) {
-    all.push_back(parse(text_of(message)));
+       bootstrap.all_gather(bytes_of(describe_options(options)))) {
+    all.push_back({static_cast<int>(all.size()), parse(text_of(message))});
   }
   core::require_agreement(all);
 }

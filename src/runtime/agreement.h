@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "runtime/bootstrap.h"
@@ -32,6 +33,14 @@ auto agree(Bootstrap& bootstrap, Step&& step) -> decltype(step()) {
   agree(bootstrap, error);
   return std::move(*value);
 }
+
+// The options that must agree, as text.
+std::string describe_options(const BufferOptions& options);
+
+// Throws kMismatch, naming option and both values, unless those of `rank` agree with the text of
+// those of `peer`.
+void require_same_options(int peer, const std::string& theirs, int rank,
+                          const BufferOptions& options);
 
 // Collective. Throws kMismatch on every rank, naming option, rank and both values, unless the
 // options that must agree do.

@@ -12,6 +12,7 @@
 #include "core/expert_map.h"
 #include "layout/block.h"
 #include "runtime/bootstrap.h"
+#include "runtime/door.h"
 #include "runtime/recorder.h"
 #include "tandem/buffer.h"
 #include "tandem/info.h"
@@ -107,6 +108,12 @@ class BackendBuffer {
   [[nodiscard]] virtual std::vector<bool> participants() const = 0;
   [[nodiscard]] virtual std::optional<Error> last_loss() const { return {}; }
 
+  // Ranks that wait to be let in.
+  [[nodiscard]] virtual std::vector<int> waiting() const { return {}; }
+  // What a process needs that is to become a rank of this buffer; the options are filled in by the
+  // caller. kUnsupported where that cannot be.
+  [[nodiscard]] virtual Offer offer() const = 0;
+
   // Buffer::last_event.
   [[nodiscard]] virtual void* last_event() const { return nullptr; }
 };
@@ -119,6 +126,10 @@ class BackendInterface {
   [[nodiscard]] virtual int num_arrival_words() const = 0;  // layout::Capacity's
   [[nodiscard]] virtual std::unique_ptr<BackendBuffer> make_buffer(
       const std::shared_ptr<Bootstrap>& bootstrap, const BufferPlan& plan) const = 0;
+  // The end of a process that is to become a rank of a running buffer, which recover() then lets
+  // in.
+  [[nodiscard]] virtual std::unique_ptr<BackendBuffer> join_buffer(const BufferPlan& plan,
+                                                                   Offer offer) const = 0;
   // Memory for tandem::Array, and copies for tandem::copy (contiguous runs of bytes).
   [[nodiscard]] virtual std::shared_ptr<void> allocate(std::int64_t size_bytes,
                                                        int device) const = 0;

@@ -20,6 +20,12 @@ std::vector<bool> DispatchHandle::active() const {
 
 Buffer::Buffer(const Communicator& communicator, const BufferOptions& options)
     : state_(std::make_shared<runtime::BufferState>(communicator, options)) {}
+Buffer::Buffer(std::shared_ptr<runtime::BufferState> state) : state_(std::move(state)) {}
+
+Buffer Buffer::join(int rank, const BufferOptions& options) {
+  return Buffer(std::make_shared<runtime::BufferState>(rank, options));
+}
+
 Buffer::~Buffer() = default;
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&&) noexcept = default;
@@ -57,6 +63,7 @@ Hook Buffer::combine(ConstTensorView y, ConstTensorView topk_weights, const Disp
 void Buffer::mask(int rank) { require(state_).mask(rank); }
 void Buffer::unmask(int rank) { require(state_).unmask(rank); }
 std::vector<bool> Buffer::recover() { return require(state_).recover(); }
+std::vector<int> Buffer::waiting() const { return require(state_).waiting(); }
 std::vector<bool> Buffer::active() const { return require(state_).active(); }
 std::optional<Error> Buffer::last_loss() const { return require(state_).last_loss(); }
 

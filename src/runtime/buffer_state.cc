@@ -1,7 +1,10 @@
 #include "runtime/buffer_state.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "core/validation.h"
@@ -9,7 +12,13 @@
 #include "runtime/failure.h"
 
 namespace tandem::runtime {
-BufferPlan make_plan(const BufferOptions& options, int rank, int num_ranks) {
+BufferPlan make_plan(const BufferOptions& options, int rank, int num_present) {
+  if (options.max_ranks != 0 && options.max_ranks < num_present) {
+    throw Error(ErrorCode::kInvalidArgument, "max_ranks is " + std::to_string(options.max_ranks) +
+                                                 ", must be 0 or at least the number of ranks, " +
+                                                 std::to_string(num_present));
+  }
+  const int num_ranks = std::max(options.max_ranks, num_present);
   core::validate(options, num_ranks);
   const BackendInterface& interface = backend(options.backend);
   core::ExpertMap experts = core::make_expert_map(options, num_ranks);
@@ -24,7 +33,61 @@ BufferState::BufferState(const Communicator& communicator, const BufferOptions& 
   plan_ = agree(*bootstrap_,
                 [&] { return make_plan(options, bootstrap_->rank(), bootstrap_->size()); });
   require_same_options(*bootstrap_, options);
+  if (!options.door.empty()) {
+    door_ = agree(*bootstrap_,
+                  [&] { return std::make_unique<Door>(options.door, bootstrap_->rank()); });
+  }
   backend_ = backend(options.backend).make_buffer(bootstrap_, plan_);
+  open_door();
+}
+
+BufferState::BufferState(int rank, const BufferOptions& options) {
+  if (options.door.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "door is empty: a buffer is joined by its door's name");
+  }
+  if (rank < 0 || rank >= kMaxRanks) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "rank is " + std::to_string(rank) + ", must be in [0, " + std::to_string(kMaxRanks) + ")");
+  }
+  // In this order: once somebody offers, every rank of the buffer has claimed its own door.
+  Offer offer = find_offer(rank, options);
+  plan_ = make_plan(options, rank, offer.num_ranks);
+  require_rank(rank);
+  door_ = std::make_unique<Door>(options.door, rank);
+  backend_ = backend(options.backend).join_buffer(plan_, std::move(offer));
+  open_door();
+  static_cast<void>(recover());
+}
+
+// Any rank's door will do: they have the same board. Doors that are not there are passed over at
+// once.
+Offer BufferState::find_offer(int rank, const BufferOptions& options) {
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(options.timeout);
+  const Deadline deadline = Deadline::after(wait);
+  do {
+    for (int peer = 0; peer < kMaxRanks; ++peer) {
+      if (peer == rank) continue;
+      std::optional<Offer> offer = visit_door(options.door, peer, deadline);
+      if (!offer) continue;
+      require_same_options(peer, offer->options, rank, options);
+      return std::move(*offer);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  } while (!deadline.passed());
+  throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                        .phase = Phase::kSetup,
+                        .waited = options.timeout,
+                        .limit = options.timeout},
+              "nobody opens a door of '" + options.door + "'");
+}
+
+void BufferState::open_door() {
+  if (door_ == nullptr) return;
+  Offer offer = backend_->offer();
+  offer.options = describe_options(plan_.options);
+  door_->open(std::move(offer));
 }
 
 void BufferState::require_sound() const {

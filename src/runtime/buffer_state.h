@@ -12,6 +12,7 @@
 #include "core/validation.h"
 #include "runtime/backend.h"
 #include "runtime/bootstrap.h"
+#include "runtime/door.h"
 #include "runtime/sequence.h"
 #include "tandem/buffer.h"
 
@@ -32,6 +33,8 @@ struct HandleState {
 class BufferState : public std::enable_shared_from_this<BufferState> {
  public:
   BufferState(const Communicator& communicator, const BufferOptions& options);
+  // Of a process that joins a running buffer.
+  BufferState(int rank, const BufferOptions& options);
 
   [[nodiscard]] const BufferPlan& plan() const { return plan_; }
   [[nodiscard]] int num_local_experts() const { return plan_.experts.num_local(plan_.rank); }
@@ -46,6 +49,7 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   void unmask(int rank);
   std::vector<bool> recover();
   [[nodiscard]] std::vector<bool> active() const { return backend_->active(); }
+  [[nodiscard]] std::vector<int> waiting() const { return backend_->waiting(); }
   [[nodiscard]] std::optional<Error> last_loss() const { return backend_->last_loss(); }
   [[nodiscard]] void* last_event() const { return backend_->last_event(); }
 
@@ -67,6 +71,8 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   void guarded(Action&& action);
   void require_sound() const;
   void require_rank(int rank) const;
+  [[nodiscard]] static Offer find_offer(int rank, const BufferOptions& options);
+  void open_door();
 
   // A hook that runs `receive` as the receive phase of `operation`.
   template <typename Receive>
@@ -74,12 +80,14 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
 
   BufferPlan plan_;
   std::shared_ptr<Bootstrap> bootstrap_;
+  std::unique_ptr<Door> door_;  // if others may join
   std::unique_ptr<BackendBuffer> backend_;
   Sequence sequence_;
   std::optional<Error> failure_;
 };
 
 // The part of making a buffer that needs no peers: validates, and lays out the memory.
-BufferPlan make_plan(const BufferOptions& options, int rank, int num_ranks);
+// `num_present`: ranks that are there from the beginning.
+BufferPlan make_plan(const BufferOptions& options, int rank, int num_present);
 
 }  // namespace tandem::runtime

@@ -8,18 +8,26 @@
 
 #include "runtime/bootstrap.h"
 #include "runtime/descriptor.h"
+#include "runtime/symmetric_memory.h"
 
 namespace tandem::runtime {
 
 class CommonMemory {
  public:
   // Collective. Zero-filled. `name` is what /proc shows. Throws kResource.
-  CommonMemory(Bootstrap& bootstrap, const char* name, std::int64_t size_bytes);
+  CommonMemory(Bootstrap& bootstrap, const char* name, std::int64_t size_bytes,
+               SymmetricMemory::Kind kind);
+
+  // Not collective: maps what others share already. Throws kMismatch, kResource.
+  CommonMemory(Descriptor file, std::int64_t size_bytes);
 
   [[nodiscard]] std::byte* data() const { return memory_.get(); }
+  // For others to map; empty if it is no file.
+  [[nodiscard]] const Descriptor& file() const { return file_; }
 
  private:
   std::shared_ptr<std::byte> memory_;
+  Descriptor file_;
 };
 
 }  // namespace tandem::runtime

@@ -6,6 +6,7 @@
 #include "runtime/environment.h"
 #include "runtime/failure.h"
 #include "runtime/host_identity.h"
+#include "runtime/local_socket.h"
 #include "runtime/network.h"
 #include "runtime/socket_bootstrap.h"
 

@@ -1,6 +1,7 @@
 // A file descriptor that closes itself.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
@@ -24,6 +25,10 @@ class Descriptor {
   Descriptor& operator=(const Descriptor&) = delete;
 
   [[nodiscard]] int get() const { return fd_; }
+  // Another descriptor of the same file; empty if there is no room for one.
+  [[nodiscard]] Descriptor duplicate() const {
+    return Descriptor(::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
+  }
   explicit operator bool() const { return fd_ >= 0; }
   void reset() {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));

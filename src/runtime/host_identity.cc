@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "runtime/local_socket.h"
 #include "runtime/socket_bootstrap.h"
 #include "tandem/types.h"
 

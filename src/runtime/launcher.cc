@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "runtime/descriptor.h"
+#include "runtime/local_socket.h"
 #include "runtime/socket_bootstrap.h"
 #include "runtime/thread_bootstrap.h"
 #include "tandem/communicator.h"

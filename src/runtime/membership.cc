@@ -25,11 +25,12 @@ int rank_of(Word word, int num_ranks) {
 
 }  // namespace
 
-Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch)
+Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
+                       SymmetricMemory::Kind kind)
     : rank_(bootstrap.rank()),
       num_ranks_(num_ranks),
       board_(num_ranks),
-      memory_(bootstrap, "tandem board", board_.size_bytes()),
+      memory_(bootstrap, "tandem board", board_.size_bytes(), kind),
       view_{.generation = kFirstGeneration,
             .proposer = bootstrap.host_ranks().front(),
             .active = std::vector<bool>(num_ranks),
@@ -42,18 +43,50 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch)
     write(view_, rank_);
     word(board_.decision()).store(decision_, std::memory_order_relaxed);
   }
-  tell(Status::kAcked, kFirstGeneration);
   // Of no operation to come.
   tell(Status::kFinishedEven, layout::make_word(first_epoch - 1, 0));
   tell(Status::kFinishedOdd, layout::make_word(first_epoch - 1, 0));
   tell(Status::kAt, layout::make_word(first_epoch - 1, 0));
-  tell(Status::kIncarnation, 1);
+  introduce();
+  tell(Status::kAcked, kFirstGeneration);
+}
+
+Membership::Membership(Descriptor board, int rank, int num_ranks)
+    : rank_(rank),
+      num_ranks_(num_ranks),
+      board_(num_ranks),
+      memory_(std::move(board), board_.size_bytes()),
+      process_(own_process()) {
+  adopt(newest());
+}
+
+void Membership::introduce() {
   tell(Status::kProcess, process_.process);
   tell(Status::kStartTime, process_.start_time);
   tell(Status::kNamespace, process_.pid_namespace);
+  tell(Status::kIncarnation, ask(rank_, Status::kIncarnation) + 1);
+  introduced_ = true;
 }
 
-Membership::~Membership() { tell(Status::kLeft, 1); }
+void Membership::take_over() {
+  const ProcessIdentity before = process_of(rank_);
+  const bool is_there = before.process != 0 && ask(rank_, Status::kLeft) == 0 &&
+                        (before == process_ || !runtime::is_gone(before));
+  if (is_there) {
+    throw Error(ErrorInfo{.code = ErrorCode::kOrder, .phase = Phase::kSetup, .peer = rank_},
+                "rank " + std::to_string(rank_) + " is there already: process " +
+                    std::to_string(before.process));
+  }
+  for (const Status status : {Status::kWriting, Status::kRecovering, Status::kKnocks}) {
+    tell(status, 0);
+  }
+  introduce();
+  tell(Status::kLeft, 0);
+}
+
+Membership::~Membership() {
+  if (introduced_) tell(Status::kLeft, 1);
+}
 
 void Membership::write(const View& view, int previous_proposer) {
   const std::int64_t begin = board_.view(rank_, view.generation);
@@ -164,16 +197,20 @@ void Membership::adopt(View view) {
   seam_.pass(Point::kAdopting);
   view_ = std::move(view);
   decision_ = decision_of(view_.generation, view_.proposer);
-  tell(Status::kAcked, view_.generation);
+  if (introduced_) tell(Status::kAcked, view_.generation);
   seam_.pass(Point::kAdopted);
+}
+
+ProcessIdentity Membership::process_of(int rank) const {
+  return {.process = ask(rank, Status::kProcess),
+          .start_time = ask(rank, Status::kStartTime),
+          .pid_namespace = ask(rank, Status::kNamespace)};
 }
 
 bool Membership::is_gone(int rank) const {
   if (rank == rank_) return false;
   if (ask(rank, Status::kLeft) != 0) return true;
-  const ProcessIdentity process{.process = ask(rank, Status::kProcess),
-                                .start_time = ask(rank, Status::kStartTime),
-                                .pid_namespace = ask(rank, Status::kNamespace)};
+  const ProcessIdentity process = process_of(rank);
   return process != process_ && runtime::is_gone(process);
 }
 

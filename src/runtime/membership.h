@@ -43,13 +43,21 @@ class Membership {
  public:
   // Collective. The first view: the ranks of `bootstrap` are active, further ones up to `num_ranks`
   // are not. Each host has a board of its own, on which ranks of other hosts say nothing.
-  Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch);
+  Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
+             SymmetricMemory::Kind kind = SymmetricMemory::Kind::kPlain);
+  // Not collective: a process that is to be `rank` of a buffer whose board others share. Nothing is
+  // told yet.
+  Membership(Descriptor board, int rank, int num_ranks);
+  // Takes the rank's cell over from a process that has ended, or that there has never been. Throws
+  // kOrder if there is one.
+  void take_over();
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int num_ranks() const { return num_ranks_; }
+  [[nodiscard]] const Descriptor& board() const { return memory_.file(); }
 
   // The view that this rank has adopted.
   [[nodiscard]] const View& view() const { return view_; }
@@ -61,6 +69,7 @@ class Membership {
   [[nodiscard]] View newest() const;
   // A view decided lately, by its number; nothing if it is too old to be known.
   [[nodiscard]] std::optional<View> find(std::uint32_t generation) const;
+  // Before take_over, it only takes note.
   void adopt(View view);
 
   // Proposes `next` to follow the adopted view (its number is set here). Did it win? If not,
@@ -100,6 +109,8 @@ class Membership {
   [[nodiscard]] Seam& seam() { return seam_; }
 
  private:
+  [[nodiscard]] ProcessIdentity process_of(int rank) const;
+  void introduce();
   [[nodiscard]] std::atomic_ref<Word> word(std::int64_t offset) const {
     return std::atomic_ref<Word>(*reinterpret_cast<Word*>(memory_.data() + offset));
   }
@@ -122,6 +133,7 @@ class Membership {
   View view_;
   Word decision_ = 0;  // the decision word of view_
   ProcessIdentity process_;
+  bool introduced_ = false;
   Seam seam_;
 };
 

@@ -2,9 +2,7 @@
 // others connect and present themselves, and when all have come rank 0 stops listening and welcomes
 // them. The kernel vouches for the user at the other end, on both sides.
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "runtime/local_socket.h"
 #include "runtime/socket_bootstrap.h"
 #include "runtime/thread_bootstrap.h"
 
@@ -38,49 +37,6 @@ struct Welcome {
   // Otherwise 0.
   std::uint64_t group;
 };
-
-std::uint64_t fnv1a(std::string_view text, std::uint64_t hash) {
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return hash;
-}
-
-std::string hexadecimal(std::uint64_t value) {
-  std::string text(16, '0');
-  for (int digit = 15; digit >= 0; --digit, value >>= 4)
-    text[digit] = "0123456789abcdef"[value & 15];
-  return text;
-}
-
-struct Address {
-  sockaddr_un socket{};
-  socklen_t length = 0;
-};
-
-// "\0tandem.<uid>.<name>", with a digest in place of a name that is too long.
-Address address_of(const std::string& name) {
-  constexpr std::size_t kLongestPlainName = 64;
-  std::string text = "tandem." + std::to_string(::geteuid()) + ".";
-  if (name.size() <= kLongestPlainName) {
-    text += name;
-  } else {
-    text += name.substr(0, 32) + "#" + hexadecimal(fnv1a(name, 0xcbf29ce484222325U)) +
-            hexadecimal(fnv1a(name, 0x9e3779b97f4a7c15U));
-  }
-  Address address;
-  address.socket.sun_family = AF_UNIX;
-  std::memcpy(address.socket.sun_path + 1, text.data(), text.size());
-  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  return address;
-}
-
-Descriptor make_socket() {
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) {
-    throw Error(ErrorCode::kResource,
-                std::string("cannot create a socket: ") + std::strerror(errno));
-  }
-  return socket;
-}
 
 // What both sides know of a meeting.
 struct Meeting {
@@ -334,30 +290,10 @@ class Host {
   std::vector<bool> told_ = std::vector<bool>(static_cast<std::size_t>(meeting_.size), false);
 };
 
-// A connection to whoever listens under the name; empty if nobody does at the moment.
-Channel try_connect(const Meeting& meeting, const Address& address) {
-  Descriptor socket = make_socket();
-  const auto* const generic = reinterpret_cast<const sockaddr*>(&address.socket);
-  if (::connect(socket.get(), generic, address.length) != 0) {
-    if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
-    throw Error(ErrorCode::kResource,
-                "cannot connect to " + meeting.what() + ": " + std::strerror(errno));
-  }
-  Channel channel(std::move(socket));
-  const auto peer = channel.peer();
-  if (!peer || peer->user != ::geteuid()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                meeting.what() + " is held by another user" +
-                    (peer ? " (uid " + std::to_string(peer->user) + ")" : "") +
-                    "; choose another name");
-  }
-  return channel;
-}
-
 // Presents this rank to whoever listens; returns the channel if it was accepted. Empty: nobody
 // there, or gone before it had heard us; try again.
-Channel try_join(const Meeting& meeting, const Address& address) {
-  Channel channel = try_connect(meeting, address);
+Channel try_join(const Meeting& meeting) {
+  Channel channel = try_connect(meeting.name, meeting.what());
   if (!channel) return {};
   const Hello hello{
       .version = kProtocolVersion, .rank = meeting.rank, .size = meeting.size, .padding = 0};
@@ -389,10 +325,9 @@ class Backoff {
 };
 
 std::shared_ptr<Bootstrap> join_as_member(const Meeting& meeting) {
-  const Address address = address_of(meeting.name);
   const int root[] = {0};
   Channel channel;
-  for (Backoff backoff; !(channel = try_join(meeting, address)); backoff.wait()) {
+  for (Backoff backoff; !(channel = try_join(meeting)); backoff.wait()) {
     if (meeting.deadline.passed()) meeting.missing(root).raise();
   }
   Frame frame;
@@ -432,24 +367,13 @@ std::shared_ptr<Bootstrap> join_as_member(const Meeting& meeting) {
 }
 
 std::shared_ptr<Bootstrap> host(Meeting meeting) {
-  const Address address = address_of(meeting.name);
-  const auto* const generic = reinterpret_cast<const sockaddr*>(&address.socket);
   for (Backoff backoff;; backoff.wait()) {
-    Descriptor listener = make_socket();
-    if (::bind(listener.get(), generic, address.length) == 0) {
-      if (::listen(listener.get(), 4096) != 0) {
-        throw Error(ErrorCode::kResource,
-                    "cannot listen for " + meeting.what() + ": " + std::strerror(errno));
-      }
+    if (Descriptor listener = try_listen(meeting.name, meeting.what())) {
       return Host(std::move(meeting), std::move(listener)).gather();
-    }
-    if (errno != EADDRINUSE) {
-      throw Error(ErrorCode::kResource,
-                  "cannot open " + meeting.what() + ": " + std::strerror(errno));
     }
     // Another rank 0 holds the name: it tells us, and its group, that this is a contradiction.
     // Unless it is just done with the name; then we try again.
-    static_cast<void>(try_join(meeting, address));
+    static_cast<void>(try_join(meeting));
     if (meeting.deadline.passed()) {
       throw Error(ErrorCode::kInvalidArgument,
                   meeting.what() + " is in use by another group of processes");
@@ -458,15 +382,6 @@ std::shared_ptr<Bootstrap> host(Meeting meeting) {
 }
 
 }  // namespace
-
-std::string random_rendezvous_name() {
-  std::uint64_t random[2] = {};
-  if (::getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) {
-    throw Error(ErrorCode::kResource,
-                std::string("no random bytes for a name: ") + std::strerror(errno));
-  }
-  return hexadecimal(random[0]) + hexadecimal(random[1]);
-}
 
 void validate_rank(int rank, int size, milliseconds timeout) {
   if (size < 1 || size > kMaxRanks) {

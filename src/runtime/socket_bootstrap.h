@@ -33,9 +33,6 @@ void validate_rank(int rank, int size, std::chrono::milliseconds timeout);
 std::shared_ptr<Bootstrap> connect_by_name(const std::string& name, int rank, int size,
                                            std::chrono::milliseconds timeout);
 
-// A name that nobody can guess, of 128 random bits.
-std::string random_rendezvous_name();
-
 class SocketBootstrap final : public Bootstrap {
  public:
   // `channels`: to every rank by rank on rank 0 (its own is empty), to rank 0 alone elsewhere.

@@ -24,6 +24,8 @@ enum class FrameKind : std::uint32_t {
   kEntered = 5,       // rank 0 is in this exchange too; it will send the result or a failure
   kResult = 6,        // what everybody contributed
   kFailure = 7,       // an encoded Failure; the group has failed
+  kOffer = 8,         // behind a door: what the buffer is like, and the descriptor of a block
+  kBoard = 9,         // behind a door: the descriptor of the board
 };
 
 struct FrameHeader {

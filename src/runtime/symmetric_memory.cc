@@ -66,55 +66,88 @@ void check_equal_sizes(Bootstrap& bootstrap, std::int64_t size_bytes) {
   }
 }
 
+// The block of `rank`, or why `own_rank` has none.
+struct Block {
+  std::shared_ptr<std::byte> memory;
+  std::optional<Failure> failure;
+};
+
+Block map_block(int own_rank, int rank, const Descriptor& file, std::int64_t size_bytes) {
+  if (!is_memory_file(file, size_bytes)) {
+    return {.memory = nullptr,
+            .failure = setup_failure(ErrorCode::kMismatch, rank,
+                                     "rank " + std::to_string(rank) +
+                                         " sent a descriptor that is no sealed block of " +
+                                         std::to_string(size_bytes) + " bytes")};
+  }
+  Mapping mapping = map_shared(file, size_bytes);
+  if (mapping.problem.empty()) return {.memory = std::move(mapping.memory), .failure = {}};
+  return {.memory = nullptr,
+          .failure = refusal(
+              own_rank, size_bytes,
+              "mapping the block of rank " + std::to_string(rank) + ", " + mapping.problem)};
+}
+
 }  // namespace
 
-SymmetricMemory::SymmetricMemory(Bootstrap& bootstrap, std::int64_t size_bytes)
-    : size_bytes_(size_bytes) {
-  const int rank = bootstrap.rank();
+SymmetricMemory::SymmetricMemory(Bootstrap& bootstrap, std::int64_t size_bytes, Kind kind)
+    : rank_(bootstrap.rank()), size_bytes_(size_bytes) {
+  const int rank = rank_;
   Bootstrap& host = bootstrap.host();
   const std::vector<int> host_ranks = bootstrap.host_ranks();
+  const bool threads = host.in_one_process();
   check_equal_sizes(bootstrap, size_bytes);
   std::optional<Failure> failure = check_size(rank, size_bytes);
-
   Mapping own;
-  MemoryFile file;
-  if (!failure && host.in_one_process()) {
-    own = map_private(size_bytes);
-    if (!own.problem.empty()) failure = refusal(rank, size_bytes, own.problem);
-  } else if (!failure) {
-    file = make_memory_file("tandem", size_bytes);
-    if (!file.problem.empty()) failure = refusal(rank, size_bytes, file.problem);
+  const auto check = [&](const std::string& problem) {
+    if (!failure && !problem.empty()) failure = refusal(rank, size_bytes, problem);
+  };
+  if (!failure && (!threads || kind == Kind::kAlwaysFile)) {
+    MemoryFile file = make_memory_file("tandem", size_bytes);
+    check(file.problem);
+    file_ = std::move(file.descriptor);
+  }
+  if (!failure && threads) {
+    own = file_ ? map_shared(file_, size_bytes) : map_private(size_bytes);
+    check(own.problem);
   }
   agree(bootstrap, failure);
 
   blocks_.resize(static_cast<std::size_t>(bootstrap.size()));
   std::vector<Descriptor> files;
-  if (host.in_one_process()) {
+  if (threads) {
     auto objects = host.all_gather_objects(own.memory);
     for (std::size_t i = 0; i < objects.size(); ++i) {
       blocks_[host_ranks[i]] = std::static_pointer_cast<std::byte>(std::move(objects[i]));
     }
   } else {
-    files = host.all_gather_descriptors(file.descriptor);
+    files = host.all_gather_descriptors(file_);
   }
   for (std::size_t i = 0; i < files.size() && !failure; ++i) {
-    const int peer = host_ranks[i];
-    if (!is_memory_file(files[i], size_bytes)) {
-      failure = setup_failure(ErrorCode::kMismatch, peer,
-                              "rank " + std::to_string(peer) +
-                                  " sent a descriptor that is no sealed block of " +
-                                  std::to_string(size_bytes) + " bytes");
-      break;
-    }
-    Mapping mapping = map_shared(files[i], size_bytes);
-    if (!mapping.problem.empty()) {
-      failure =
-          refusal(rank, size_bytes,
-                  "mapping the block of rank " + std::to_string(peer) + ", " + mapping.problem);
-    }
-    blocks_[peer] = std::move(mapping.memory);
+    Block block = map_block(rank, host_ranks[i], files[i], size_bytes);
+    failure = std::move(block.failure);
+    blocks_[host_ranks[i]] = std::move(block.memory);
   }
   agree(bootstrap, failure);
+}
+
+SymmetricMemory::SymmetricMemory(int rank, int num_ranks, std::int64_t size_bytes)
+    : rank_(rank), size_bytes_(size_bytes), blocks_(static_cast<std::size_t>(num_ranks)) {
+  if (const std::optional<Failure> failure = check_size(rank, size_bytes)) failure->raise();
+  MemoryFile file = make_memory_file("tandem", size_bytes);
+  if (!file.problem.empty()) refusal(rank, size_bytes, file.problem).raise();
+  file_ = std::move(file.descriptor);
+  set_block(rank, file_);
+}
+
+void SymmetricMemory::make_room(int num_ranks) {
+  blocks_.resize(static_cast<std::size_t>(num_ranks));
+}
+
+void SymmetricMemory::set_block(int rank, const Descriptor& file) {
+  Block block = map_block(rank_, rank, file, size_bytes_);
+  if (block.failure) block.failure->raise();
+  blocks_[rank] = std::move(block.memory);
 }
 
 }  // namespace tandem::runtime

@@ -13,13 +13,20 @@
 #include <vector>
 
 #include "runtime/bootstrap.h"
+#include "runtime/descriptor.h"
 
 namespace tandem::runtime {
 
 class SymmetricMemory {
  public:
+  // Is a block a file also where all ranks are threads of one process?
+  enum class Kind { kPlain, kAlwaysFile };
+
   // Collective. Zero-filled. Throws kResource with the bytes asked and available.
-  SymmetricMemory(Bootstrap& bootstrap, std::int64_t size_bytes);
+  SymmetricMemory(Bootstrap& bootstrap, std::int64_t size_bytes, Kind kind = Kind::kPlain);
+
+  // Not collective: the block of a rank that joins others, whose blocks follow by set_block.
+  SymmetricMemory(int rank, int num_ranks, std::int64_t size_bytes);
 
   [[nodiscard]] std::int64_t size_bytes() const { return size_bytes_; }
   // Null for a rank on another host.
@@ -29,9 +36,19 @@ class SymmetricMemory {
   }
   [[nodiscard]] int num_ranks() const { return static_cast<int>(blocks_.size()); }
 
+  // The own block's file, for others to map; empty if it is none.
+  [[nodiscard]] const Descriptor& file() const { return file_; }
+
+  // Room for more ranks, whose blocks are null until set_block maps them, in place of an earlier
+  // one if there is one. Throws kMismatch if `file` is no block of this size, kResource.
+  void make_room(int num_ranks);
+  void set_block(int rank, const Descriptor& file);
+
  private:
+  int rank_ = 0;
   std::int64_t size_bytes_ = 0;
   std::vector<std::shared_ptr<std::byte>> blocks_;  // by rank
+  Descriptor file_;
 };
 
 }  // namespace tandem::runtime

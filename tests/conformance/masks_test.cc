@@ -225,6 +225,30 @@ TEST(Masks, RankThatStopsReceivingIsMaskedWhenItIsInTheWay) {
   });
 }
 
+// One rank waits for another, which lets the victim in before it comes itself.
+TEST(Masks, RankIsStillWaitedForWhenAnotherIsLetInMeanwhile) {
+  for (const Shape& shape : entangled_shapes()) {
+    const Cases cases(shape);
+    run_ranks(shape.num_ranks, [&](Rank& rank) {
+      Buffer buffer(rank.communicator(), masking(shape));
+      Exchanges exchanges(rank, cases, buffer);
+      if (rank.index() == 0) buffer.mask(kVictim);
+      rank.barrier();
+      if (rank.index() == kVictim) {
+        expect_masked(rank, exchanges.all, buffer);
+        static_cast<void>(buffer.recover());
+      } else if (rank.index() == 2) {
+        while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(10ms);  // rank 0 has begun, and waits
+        buffer.unmask(kVictim);
+        std::this_thread::sleep_for(10ms);
+      }
+      int pairs_with_it = 0;
+      while (pairs_with_it < 2) pairs_with_it += exchanges.run(buffer) ? 1 : 0;
+    });
+  }
+}
+
 TEST(Masks, TokenWhoseExpertsAreAllMaskedGivesZeros) {
   const Shape shape{.num_ranks = 2, .num_experts = 2, .topk = 1, .routing = Routing::kFull};
   const Cases cases(shape);

@@ -74,13 +74,12 @@ TEST(Validation, RowsBeyondThirtyOneBitsAreRefused) {
 TEST(Validation, DisagreementNamesOptionRankAndBothValues) {
   const NamedOptions first = {{"max_tokens", "64"}, {"max_topk", "8"}};
   const NamedOptions other = {{"max_tokens", "32"}, {"max_topk", "8"}};
-  const std::vector<NamedOptions> all = {first, first, other};
+  const std::vector<RankOptions> all = {{0, first}, {1, first}, {2, other}};
   const ErrorInfo info =
       error_of([&] { require_agreement(all); }, "max_tokens is 64 on rank 0 and 32 on rank 2");
   EXPECT_EQ(info.code, ErrorCode::kMismatch);
   EXPECT_EQ(info.peer, 2);
-  const std::vector<NamedOptions> same = {first, first};
-  require_agreement(same);
+  require_agreement({{0, first}, {1, first}});
 }
 
 // What may differ from rank to rank is not compared.

@@ -26,10 +26,12 @@ namespace tandem::test {
 
 class Rank {
  public:
-  explicit Rank(const Communicator& communicator) : communicator_(communicator) {}
+  explicit Rank(const Communicator& communicator) : Rank(communicator, communicator.rank()) {}
+  // Plays rank `index` of a buffer, whichever it is of the communicator.
+  Rank(const Communicator& communicator, int index) : communicator_(communicator), index_(index) {}
 
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
-  [[nodiscard]] int index() const { return communicator_.rank(); }
+  [[nodiscard]] int index() const { return index_; }
   [[nodiscard]] int size() const { return communicator_.size(); }
 
   // The stream to give to every operation and copy. On a GPU: the stream of this thread, since
@@ -72,6 +74,7 @@ class Rank {
 
  private:
   Communicator communicator_;
+  int index_;
   std::string failures_;
 };
 

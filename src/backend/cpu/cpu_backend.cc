@@ -41,6 +41,11 @@ class CpuBackend final : public runtime::BackendInterface {
     return std::make_unique<CpuBuffer>(bootstrap, plan);
   }
 
+  [[nodiscard]] std::unique_ptr<runtime::BackendBuffer> join_buffer(
+      const runtime::BufferPlan& plan, runtime::Offer offer) const override {
+    return std::make_unique<CpuBuffer>(plan, std::move(offer.board));
+  }
+
   [[nodiscard]] std::shared_ptr<void> allocate(std::int64_t size_bytes, int) const override {
     if (size_bytes == 0) return nullptr;
     const auto rounded = static_cast<std::size_t>(

@@ -8,52 +8,6 @@
 
 namespace tandem::cpu {
 
-CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
-                     const runtime::BufferPlan& plan)
-    : plan_(plan),
-      memory_(*bootstrap, plan.block.size_bytes()),
-      workers_(plan.options.num_threads),
-      remote_(open_remote(*bootstrap)),
-      peers_(
-          *bootstrap, plan,
-          *reinterpret_cast<layout::Doorbell*>(memory_.block(plan.rank) + plan.block.doorbell()),
-          remote_.get(), [this] { ring_all(); },
-          [this](std::span<const int> lost) { forget(lost); }),
-      next_epoch_(plan.options.first_epoch) {
-  const layout::Capacity& capacity = plan.block.capacity();
-  const auto num_experts = static_cast<std::size_t>(capacity.num_experts);
-  const auto num_local = static_cast<std::size_t>(plan.experts.num_local(plan.rank));
-  owners_.reserve(plan.num_ranks);
-  expert_rows_.resize(num_experts);
-  const std::size_t most_selections =
-      static_cast<std::size_t>(capacity.max_tokens) * static_cast<std::size_t>(capacity.max_topk);
-  selections_.reserve(most_selections);
-  sources_.resize(most_selections);
-  own_starts_.resize(num_experts);
-  sent_.resize(num_experts);
-  count_matrix_.resize(plan.num_ranks * num_experts);
-  landing_begin_.resize(num_experts);
-  for (Half& half : halves_) {
-    half.selections.reserve(most_selections);
-    half.sent.resize(num_experts);
-    half.published.resize(num_experts);
-    half.begin.resize(num_experts);
-    half.counts.resize(num_local);
-    half.offsets.resize(num_local + 1);
-    half.ranges.resize(num_local * plan.num_ranks);
-    half.landed.resize(num_local * plan.num_ranks);
-    if (capacity.landing_rows > 0) half.source_tokens.resize(capacity.rows);
-  }
-
-  // Every word starts as one of the epoch before the first: stale for any wait to come, and
-  // completed as far as entering goes. Peers see it through the barrier.
-  const Word initial = layout::make_word(next_epoch_ - 1, 0);
-  for (std::int64_t offset = 0; offset < plan.block.doorbell(); offset += sizeof(Word)) {
-    word(plan.rank, offset).store(initial, std::memory_order_relaxed);
-  }
-  bootstrap->barrier();
-}
-
 runtime::HandleArrays CpuBuffer::handle_arrays(int half) {
   Half& arrays = halves_[half];
   return {arrays.counts.data(), arrays.offsets.data(), arrays.ranges.data(),
@@ -65,7 +19,7 @@ void CpuBuffer::ring_all() {
   fence(std::memory_order_seq_cst);
   // Also those that are masked: they may wait to be let in.
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-    if (is_remote(rank)) continue;
+    if (block(rank) == nullptr) continue;  // on another host, or it has never been there
     ring(*reinterpret_cast<layout::Doorbell*>(block(rank) + plan_.block.doorbell()));
   }
 }
@@ -76,7 +30,7 @@ void CpuBuffer::await_completed(const Context& context, Phase phase, Epoch wante
         word(plan_.rank, plan_.block.completed(peer)).load(std::memory_order_acquire));
   };
   peers_.await(
-      context, phase, wanted, peers_.active(),
+      context, phase, wanted, peers_.everyone(),
       [&](int peer) { return layout::has_reached(seen(peer), wanted) && has_left(peer, wanted); },
       seen);
 }
@@ -218,7 +172,7 @@ bool CpuBuffer::has_arrived(const Context& context, int peer, std::uint32_t plan
 
 Outcome CpuBuffer::await_arrived(const Context& context, std::uint32_t plan) {
   return peers_.await_or_change(
-      context, Phase::kRows, context.epoch, peers_.participants(context),
+      context, Phase::kRows, context.epoch, peers_.everyone(),
       [&](int peer) { return has_arrived(context, peer, plan); },
       [&](int peer) {
         return layout::epoch_of(

@@ -31,6 +31,8 @@ namespace tandem::cpu {
 class CpuBuffer final : public runtime::BackendBuffer {
  public:
   CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap, const runtime::BufferPlan& plan);
+  // Of a process that joins a running buffer; recover() lets it in.
+  CpuBuffer(const runtime::BufferPlan& plan, runtime::Descriptor board);
 
   void dispatch(const runtime::DispatchCall& call, runtime::Stage stage) override;
   void combine(const runtime::CombineCall& call, runtime::Stage stage) override;
@@ -46,8 +48,17 @@ class CpuBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::vector<bool> active() const override;
   [[nodiscard]] std::vector<bool> participants() const override;
   [[nodiscard]] std::optional<Error> last_loss() const override;
+  [[nodiscard]] std::vector<int> waiting() const override { return peers_.waiting(); }
+  [[nodiscard]] runtime::Offer offer() const override;
 
  private:
+  // What ranks share.
+  struct Shared {
+    runtime::SymmetricMemory memory;
+    std::unique_ptr<runtime::Membership> membership;
+  };
+  CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared, runtime::Bootstrap* bootstrap);
+
   // What belongs to the dispatch that took a half, until another takes it.
   struct Half {
     Epoch dispatch_epoch = 0;
@@ -71,9 +82,16 @@ class CpuBuffer final : public runtime::BackendBuffer {
     std::int64_t sources;
   };
 
+  // --- cpu_buffer_setup.cc ---
+  void set_words(Epoch epoch);
+  // Maps the block of the process that is this rank now. False: it cannot be had.
+  [[nodiscard]] bool meet(int rank);
+
   // --- cpu_buffer.cc ---
   [[nodiscard]] std::byte* block(int rank) const { return memory_.block(rank); }
-  [[nodiscard]] bool is_remote(int rank) const { return block(rank) == nullptr; }
+  [[nodiscard]] bool is_remote(int rank) const {
+    return remote_ != nullptr && block(rank) == nullptr;
+  }
   [[nodiscard]] std::atomic_ref<Word> word(int rank, std::int64_t offset) const {
     return std::atomic_ref<Word>(*reinterpret_cast<Word*>(block(rank) + offset));
   }

@@ -91,7 +91,7 @@ void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Contex
   std::uint32_t written = 0;  // the plan by which this rank's rows lie where they are
   peers_.update(context);
   for (;;) {
-    await_headers(context, Phase::kHeader, peers_.participants(context), arguments);
+    await_headers(context, Phase::kHeader, peers_.everyone(), arguments);
     if (peers_.agree_on_plan(context, plan) == Outcome::kViewChanged) continue;
     seam().pass(Point::kPlanAgreed);
     plan_received(call, context, plan);

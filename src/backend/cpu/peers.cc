@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -44,9 +45,9 @@ std::string standing(const runtime::Membership& membership, int rank) {
 
 }  // namespace
 
-Peers::Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan,
-             layout::Doorbell& doorbell, runtime::RemotePeers* remote, std::function<void()> ring,
-             std::function<void(std::span<const int>)> lost)
+Peers::Peers(const runtime::BufferPlan& plan, layout::Doorbell& doorbell,
+             runtime::RemotePeers* remote, std::unique_ptr<runtime::Membership> membership,
+             PeerEvents events)
     : rank_(plan.rank),
       num_ranks_(plan.num_ranks),
       on_timeout_(plan.options.on_timeout),
@@ -55,17 +56,20 @@ Peers::Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan,
               remote == nullptr ? plan.num_ranks * plan.options.num_threads
                                 : std::numeric_limits<int>::max()),
       remote_(remote),
-      membership_(bootstrap, plan.num_ranks, plan.options.first_epoch),
-      ring_(std::move(ring)),
-      lost_(std::move(lost)),
-      is_active_(membership_.view().active),
+      membership_(std::move(membership)),
+      events_(std::move(events)),
+      everyone_(plan.num_ranks),
+      is_active_(membership_->view().active),
       is_new_(plan.num_ranks),
+      incarnations_(plan.num_ranks),
       newest_(plan.options.first_epoch - 1),
-      settled_(membership_.view().generation),
+      settled_(membership_->view().generation),
       settled_from_(plan.options.first_epoch) {
+  std::iota(everyone_.begin(), everyone_.end(), 0);
   participants_.reserve(plan.num_ranks);
   active_.reserve(plan.num_ranks);
   list_active();
+  for (const int rank : active_) incarnations_[rank] = 1;  // mapped when the buffer was made
 }
 
 void Peers::list_active() {
@@ -94,7 +98,7 @@ void Peers::begin(const Context& context) {
   // other: a rank must not be new for ever.
   for (int rank = 0; rank < num_ranks_; ++rank) {
     is_new_[rank] =
-        is_new_[rank] && !layout::has_reached(context.epoch - 2, membership_.view().from[rank]);
+        is_new_[rank] && !layout::has_reached(context.epoch - 2, membership_->view().from[rank]);
   }
   list_active();
 }
@@ -103,17 +107,17 @@ std::optional<std::string> Peers::gone(int rank) const {
   if (remote_ != nullptr) {
     if (auto why = remote_->lost(rank)) return why;
   }
-  if (membership_.is_gone(rank)) return "has ended";
+  if (membership_->is_gone(rank)) return "has ended";
   return {};
 }
 
 bool Peers::update(const Context& context) {
-  if (remote_ != nullptr && remote_->failed() && membership_.view().round == 0) {
+  if (remote_ != nullptr && remote_->failed() && membership_->view().round == 0) {
     propose_failure(remote_->failure());
   }
-  const bool changed = membership_.changed();
-  if (changed) adopt(membership_.newest(), context);
-  const runtime::View& view = membership_.view();
+  const bool changed = membership_->changed();
+  while (membership_->changed()) adopt(membership_->newest(), context);
+  const runtime::View& view = membership_->view();
   if (!view.active[rank_]) {
     const std::string why = view.cause ? ": " + view.cause->message : "";
     throw Error(ErrorInfo{.code = ErrorCode::kMasked,
@@ -135,7 +139,7 @@ bool Peers::update(const Context& context) {
 }
 
 void Peers::adopt(runtime::View view, const Context& context) {
-  const runtime::View& known = membership_.view();
+  const runtime::View& known = membership_->view();
   std::vector<int> lost;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const bool stays =
@@ -145,19 +149,38 @@ void Peers::adopt(runtime::View view, const Context& context) {
     is_active_[rank] = view.active[rank];
     is_new_[rank] = view.active[rank];
   }
-  membership_.adopt(std::move(view));
+  membership_->adopt(std::move(view));
   list_active();
   if (!is_active_[rank_]) return;
   for (const int rank : lost) await_silence(rank, context);
-  lost_(lost);
+  events_.forget(lost);
+  meet_new();
+}
+
+// Maps the blocks of processes that have taken a rank's place. One that has gone again is masked.
+void Peers::meet_new() {
+  std::vector<int> gone;
+  for (const int rank : active_) {
+    const Word incarnation = membership_->ask(rank, Status::kIncarnation);
+    // 0: a rank of another host, which says nothing on this board.
+    if (rank == rank_ || incarnation == 0 || incarnation == incarnations_[rank]) continue;
+    if (events_.meet(rank)) {
+      incarnations_[rank] = incarnation;
+    } else {
+      gone.push_back(rank);
+    }
+  }
+  if (gone.empty()) return;
+  mask(gone, {.info = {.code = ErrorCode::kPeerLost, .phase = Phase::kMembership, .peer = gone[0]},
+              .message = runtime::list_ranks(gone) + " went away while being let in"});
 }
 
 // A rank that was stopped while it wrote rows may go on writing when it wakes up, wherever this
 // operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve
 // another.
 void Peers::await_silence(int rank, const Context& context) {
-  if (!membership_.may_be_writing(rank)) return;
-  const auto waited = waiter_.wait([&] { return !membership_.may_be_writing(rank); });
+  if (!membership_->may_be_writing(rank)) return;
+  const auto waited = waiter_.wait([&] { return !membership_->may_be_writing(rank); });
   if (!waited) return;
   throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
                         .operation = context.operation,
@@ -172,9 +195,9 @@ void Peers::await_silence(int rank, const Context& context) {
 }
 
 bool Peers::propose(runtime::View next) {
-  const bool won = membership_.propose(std::move(next));
+  const bool won = membership_->propose(std::move(next));
   seam().pass(Point::kDecided);
-  ring_();
+  events_.ring();
   return won;
 }
 
@@ -182,7 +205,7 @@ bool Peers::propose(runtime::View next) {
 std::vector<int> Peers::not_waiting(std::span<const int> ranks) const {
   std::vector<int> result;
   std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(result), [this](int rank) {
-    return layout::value_of(membership_.ask(rank, Status::kAt)) == 0;
+    return layout::value_of(membership_->ask(rank, Status::kAt)) == 0;
   });
   return result;
 }
@@ -192,7 +215,7 @@ std::vector<int> Peers::not_waiting(std::span<const int> ranks) const {
 int Peers::end_of_chain(int rank) const {
   int at = rank;
   for (int steps = 0; steps < num_ranks_; ++steps) {
-    const std::uint32_t next = layout::value_of(membership_.ask(at, Status::kAt));
+    const std::uint32_t next = layout::value_of(membership_->ask(at, Status::kAt));
     if (next == 0 || next > static_cast<std::uint32_t>(num_ranks_)) return at;
     at = static_cast<int>(next) - 1;
     if (at == rank_) break;
@@ -226,21 +249,21 @@ bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Mis
                  runtime::list_ranks(missing.late) + ' ' + std::string(awaited(phase)) + "; " +
                  runtime::list_ranks(culprits) +
                  (is_gone ? ' ' + gone(culprit).value_or("has ended")
-                          : ": " + standing(membership_, culprit))};
+                          : ": " + standing(*membership_, culprit))};
   if (on_timeout_ == OnTimeout::kFail) failure.raise();
   mask(culprits, failure);
   return true;
 }
 
 void Peers::mask(std::span<const int> ranks, const runtime::Failure& cause) {
-  runtime::View next = membership_.view();
+  runtime::View next = membership_->view();
   for (const int rank : ranks) next.active[rank] = false;
   next.cause = cause;
   static_cast<void>(propose(std::move(next)));  // whoever wins, the next look at the board tells
 }
 
 void Peers::fail(const Error& error) {
-  const runtime::View& view = membership_.view();
+  const runtime::View& view = membership_->view();
   if (view.round != 0 || !view.active[rank_]) return;  // it has been told
   const runtime::Failure cause{.info = error.info(), .message = error.message()};
   propose_failure(cause);
@@ -248,20 +271,20 @@ void Peers::fail(const Error& error) {
 }
 
 void Peers::propose_failure(const runtime::Failure& cause) {
-  runtime::View next = membership_.view();
+  runtime::View next = membership_->view();
   next.round = next.generation + 1;
   next.cause = cause;
   static_cast<void>(propose(std::move(next)));
 }
 
 Outcome Peers::begin_writing(const Context& context) {
-  if (membership_.begin_writing()) return Outcome::kReady;
+  if (membership_->begin_writing()) return Outcome::kReady;
   update(context);
   return Outcome::kViewChanged;
 }
 
 Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
-  const std::uint32_t generation = membership_.view().generation;
+  const std::uint32_t generation = membership_->view().generation;
   plan.generation = generation;
   plan.sources.assign(static_cast<std::size_t>(num_ranks_), false);
   plan.witness = -1;
@@ -272,16 +295,16 @@ Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
   }
 
   const auto finished = [&](int peer) {
-    return membership_.ask(peer, layout::finished(context.epoch));
+    return membership_->ask(peer, layout::finished(context.epoch));
   };
   const auto acked = [&](int peer) {
-    return layout::has_reached(static_cast<Epoch>(membership_.ask(peer, Status::kAcked)),
+    return layout::has_reached(static_cast<Epoch>(membership_->ask(peer, Status::kAcked)),
                                generation);
   };
   const Outcome outcome = await_or_change(
-      context, Phase::kMembership, context.epoch, peers,
+      context, Phase::kMembership, context.epoch, everyone_,
       [&](int peer) { return acked(peer) || layout::epoch_of(finished(peer)) == context.epoch; },
-      [&](int peer) { return layout::epoch_of(membership_.ask(peer, Status::kAt)); });
+      [&](int peer) { return layout::epoch_of(membership_->ask(peer, Status::kAt)); });
   if (outcome == Outcome::kViewChanged) return outcome;
   settled_ = generation;
   // A peer may have finished what this rank has sent, and adopted the view only then.
@@ -296,7 +319,7 @@ Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
     plan.witness = peer;
   }
   if (plan.witness < 0) return Outcome::kReady;
-  const std::optional<runtime::View> view = membership_.find(plan.generation);
+  const std::optional<runtime::View> view = membership_->find(plan.generation);
   if (!view) {
     throw Error(ErrorInfo{.code = ErrorCode::kFailedBuffer,
                           .operation = context.operation,

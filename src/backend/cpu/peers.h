@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,20 +42,28 @@ struct Plan {
   int witness = -1;  // a rank that has finished by an earlier view's plan, and has all its counts
 };
 
+// What Peers asks of the buffer.
+struct PeerEvents {
+  std::function<void()> ring;                        // wakes all ranks that sleep
+  std::function<void(std::span<const int>)> forget;  // these take part no more
+  std::function<bool(int)> meet;  // maps the block of a process that is this rank now; false: gone
+};
+
 class Peers {
  public:
-  // Collective. `ring` wakes all ranks that sleep; `lost` is told who takes part no more. `remote`:
-  // the way to ranks on other hosts, null where there are none.
-  Peers(runtime::Bootstrap& bootstrap, const runtime::BufferPlan& plan, layout::Doorbell& doorbell,
-        runtime::RemotePeers* remote, std::function<void()> ring,
-        std::function<void(std::span<const int>)> lost);
+  // `remote`: the way to ranks on other hosts, null where there are none.
+  Peers(const runtime::BufferPlan& plan, layout::Doorbell& doorbell, runtime::RemotePeers* remote,
+        std::unique_ptr<runtime::Membership> membership, PeerEvents events);
 
+  // All ranks there may be: what to wait for where all who take part are meant, since who they are
+  // may change while one waits.
+  [[nodiscard]] std::span<const int> everyone() const { return everyone_; }
   // Who is active, ascending. Control words go to all of them.
   [[nodiscard]] std::span<const int> active() const { return active_; }
   // Who takes part in an operation: who is active, but for those that do from a later one on.
   [[nodiscard]] bool takes_part(int rank, Epoch epoch) const {
     return is_active_[rank] &&
-           (!is_new_[rank] || layout::has_reached(epoch, membership_.view().from[rank]));
+           (!is_new_[rank] || layout::has_reached(epoch, membership_->view().from[rank]));
   }
   [[nodiscard]] std::span<const int> participants(const Context& context);
 
@@ -85,8 +94,8 @@ class Peers {
   // This rank is done with a dispatch.
   void finish(const Context& context, const Plan& plan) {
     seam().pass(Point::kFinished);
-    membership_.tell(layout::finished(context.epoch),
-                     layout::make_word(context.epoch, plan.generation));
+    membership_->tell(layout::finished(context.epoch),
+                      layout::make_word(context.epoch, plan.generation));
     seam().pass(Point::kFinishedTold);
   }
 
@@ -94,12 +103,12 @@ class Peers {
   [[nodiscard]] Outcome begin_writing(const Context& context);
   void end_writing() {
     seam().pass(Point::kRowsWritten);
-    membership_.end_writing();
+    membership_->end_writing();
     seam().pass(Point::kFlagLowered);
   }
 
   // Where tests make this rank fail.
-  [[nodiscard]] runtime::Seam& seam() { return membership_.seam(); }
+  [[nodiscard]] runtime::Seam& seam() { return membership_->seam(); }
 
   // Tells all ranks that operations cannot go on as they are.
   void fail(const Error& error);
@@ -110,10 +119,16 @@ class Peers {
   // Meets all other active ranks, or, if this one is masked, waits to be let in. Returns the epoch
   // to go on with.
   [[nodiscard]] Epoch recover(Epoch next);
+  // Who waits to be let in.
+  [[nodiscard]] std::vector<int> waiting() const;
+  // For a process that is to become this rank: waits until its predecessor is masked, and takes its
+  // place. Returns an epoch near those of the others.
+  [[nodiscard]] Epoch take_over();
+  [[nodiscard]] const runtime::Descriptor& board() const { return membership_->board(); }
 
   // Why the view at hand was decided, if something had gone wrong.
   [[nodiscard]] const std::optional<runtime::Failure>& cause() const {
-    return membership_.view().cause;
+    return membership_->view().cause;
   }
 
  private:
@@ -126,12 +141,13 @@ class Peers {
   [[nodiscard]] std::optional<std::string> gone(int rank) const;
   // Has something been decided here, or gone wrong on another host?
   [[nodiscard]] bool changed() const {
-    return membership_.changed() || (remote_ != nullptr && remote_->failed());
+    return membership_->changed() || (remote_ != nullptr && remote_->failed());
   }
   void propose_failure(const runtime::Failure& cause);
 
   void adopt(runtime::View view, const Context& context);
   void list_active();
+  void meet_new();
   [[nodiscard]] bool propose(runtime::View next);
   void mask(std::span<const int> ranks, const runtime::Failure& cause);
   void await_silence(int rank, const Context& context);
@@ -143,7 +159,7 @@ class Peers {
   [[nodiscard]] std::vector<int> not_waiting(std::span<const int> ranks) const;
   [[nodiscard]] int end_of_chain(int rank) const;
   void tell_waiting_for(const Context& context, int rank_or_none) {
-    membership_.tell(
+    membership_->tell(
         layout::Status::kAt,
         layout::make_word(context.epoch, static_cast<std::uint32_t>(rank_or_none + 1)));
   }
@@ -153,12 +169,13 @@ class Peers {
   OnTimeout on_timeout_;
   Waiter waiter_;
   runtime::RemotePeers* remote_;
-  runtime::Membership membership_;
-  std::function<void()> ring_;
-  std::function<void(std::span<const int>)> lost_;
+  std::unique_ptr<runtime::Membership> membership_;
+  PeerEvents events_;
+  std::vector<int> everyone_;    // 0 .. R - 1
   std::vector<bool> is_active_;  // by rank
   std::vector<bool> is_new_;     // an operation before its first may still be at work
   bool any_new_ = false;
+  std::vector<Word> incarnations_;  // of the processes whose blocks are mapped
   std::vector<int> active_;
   std::vector<int> participants_;  // scratch of participants()
   Epoch newest_;                   // of the last operation that has begun

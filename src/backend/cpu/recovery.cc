@@ -15,7 +15,7 @@ void Peers::mask(int rank, const Context& next) {
                 "rank " + std::to_string(rank) + " cannot mask itself; destroy its buffer instead");
   }
   for (update(next); is_active_[rank]; update(next)) {
-    runtime::View view = membership_.view();
+    runtime::View view = membership_->view();
     view.active[rank] = false;
     view.cause = runtime::Failure{.info = {.code = ErrorCode::kMasked, .peer = rank},
                                   .message = "rank " + std::to_string(rank_) + " has called mask(" +
@@ -26,13 +26,13 @@ void Peers::mask(int rank, const Context& next) {
 
 void Peers::unmask(int rank, const Context& next) {
   for (update(next); !is_active_[rank]; update(next)) {
-    const Word knocks = membership_.ask(rank, Status::kKnocks);
-    if (knocks == 0 || membership_.is_gone(rank)) {
+    const Word knocks = membership_->ask(rank, Status::kKnocks);
+    if (knocks == 0 || membership_->is_gone(rank)) {
       throw Error(
           ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
           "rank " + std::to_string(rank) + " does not wait to be let in: it calls recover() first");
     }
-    runtime::View view = membership_.view();
+    runtime::View view = membership_->view();
     view.active[rank] = true;
     // Peers may have begun the operation after the next, but not the one behind that, which this
     // rank would have to be done with the next one for. By then all see this view. And beyond what
@@ -44,19 +44,54 @@ void Peers::unmask(int rank, const Context& next) {
   }
 }
 
+std::vector<int> Peers::waiting() const {
+  // As it is now, whatever this rank has noticed: who polls may have nothing else to do.
+  const runtime::View view = membership_->newest();
+  std::vector<int> ranks;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (!view.active[rank] && membership_->ask(rank, Status::kKnocks) != 0 &&
+        !membership_->is_gone(rank)) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+Epoch Peers::take_over() {
+  while (membership_->view().active[rank_]) {
+    const auto waited = waiter_.wait([&] { return membership_->changed(); });
+    if (waited) {
+      throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                            .phase = Phase::kSetup,
+                            .peer = rank_,
+                            .waited = *waited,
+                            .limit = waiter_.limit()},
+                  "rank " + std::to_string(rank_) +
+                      " is still active: another process was it, and its peers have not masked it");
+    }
+    membership_->adopt(membership_->newest());
+  }
+  membership_->take_over();
+  is_active_ = membership_->view().active;
+  list_active();
+  std::fill(incarnations_.begin(), incarnations_.end(), 0);  // nobody's block is mapped yet
+  return active_.empty() ? newest_
+                         : layout::epoch_of(membership_->ask(active_.front(), Status::kAt));
+}
+
 Epoch Peers::recover(Epoch next) {
   const Context context{.operation = Operation::kNone, .epoch = next};
   for (;;) {
-    if (membership_.changed()) adopt(membership_.newest(), context);
-    const runtime::View& view = membership_.view();
+    while (membership_->changed()) adopt(membership_->newest(), context);
+    const runtime::View& view = membership_->view();
 
     if (!is_active_[rank_]) {
       seam().pass(Point::kKnocking);
-      membership_.tell(Status::kKnocks, layout::make_word(1, next));
+      membership_->tell(Status::kKnocks, layout::make_word(1, next));
       seam().pass(Point::kKnocked);
-      const auto waited = waiter_.wait([&] { return membership_.changed(); });
+      const auto waited = waiter_.wait([&] { return membership_->changed(); });
       if (!waited) continue;
-      membership_.tell(Status::kKnocks, 0);
+      membership_->tell(Status::kKnocks, 0);
       throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
                             .phase = Phase::kMembership,
                             .waited = *waited,
@@ -67,7 +102,7 @@ Epoch Peers::recover(Epoch next) {
     }
     // Let in, or recovered together with the others.
     if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
-      membership_.tell(Status::kKnocks, 0);
+      membership_->tell(Status::kKnocks, 0);
       seam().pass(Point::kBack);
       return view.from[rank_];
     }
@@ -81,30 +116,30 @@ Epoch Peers::recover(Epoch next) {
 
     const std::uint32_t round = view.round;
     seam().pass(Point::kMeeting);
-    membership_.tell(Status::kRecovering, layout::make_word(round, next));
+    membership_->tell(Status::kRecovering, layout::make_word(round, next));
     seam().pass(Point::kMet);
-    ring_();
+    events_.ring();
     const auto has_come = [&](int rank) {
-      return layout::epoch_of(membership_.ask(rank, Status::kRecovering)) == round;
+      return layout::epoch_of(membership_->ask(rank, Status::kRecovering)) == round;
     };
     const auto all_have_come = [&] {
       return std::all_of(active_.begin(), active_.end(), has_come);
     };
     const std::optional<std::chrono::nanoseconds> waited =
-        waiter_.wait([&] { return all_have_come() || membership_.changed(); },
+        waiter_.wait([&] { return all_have_come() || membership_->changed(); },
                      [&] {
                        return std::any_of(active_.begin(), active_.end(), [&](int rank) {
-                         return !has_come(rank) && membership_.is_gone(rank);
+                         return !has_come(rank) && membership_->is_gone(rank);
                        });
                      });
-    if (membership_.changed()) continue;
+    if (membership_->changed()) continue;
 
     runtime::View after = view;
     if (waited && !all_have_come()) {
       // Whoever is gone, or has not come in time, is left behind.
       std::vector<int> missing;
       for (const int rank : active_) {
-        if (!has_come(rank) && (*waited >= waiter_.limit() || membership_.is_gone(rank))) {
+        if (!has_come(rank) && (*waited >= waiter_.limit() || membership_->is_gone(rank))) {
           missing.push_back(rank);
         }
       }
@@ -118,7 +153,7 @@ Epoch Peers::recover(Epoch next) {
     Epoch from = next;
     for (const int rank : active_) {
       const auto theirs =
-          static_cast<Epoch>(layout::value_of(membership_.ask(rank, Status::kRecovering)));
+          static_cast<Epoch>(layout::value_of(membership_->ask(rank, Status::kRecovering)));
       if (layout::has_reached(theirs, from)) from = theirs;
     }
     // Beyond whatever anybody may have sent.

@@ -11,9 +11,11 @@ namespace tandem::cpu {
 
 std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Bootstrap& bootstrap) {
   if (bootstrap.network() == nullptr) return nullptr;
-  if (plan_.options.on_timeout != OnTimeout::kFail) {
+  if (plan_.options.on_timeout != OnTimeout::kFail || !plan_.options.door.empty() ||
+      plan_.num_ranks != bootstrap.size()) {
     throw Error(ErrorCode::kUnsupported,
-                "on_timeout is mask; ranks on several hosts cannot be masked yet");
+                "on_timeout mask, door and max_ranks: ranks on several hosts cannot be masked, "
+                "replaced or added yet");
   }
   const layout::Capacity& capacity = plan_.block.capacity();
   const std::int64_t most_rows = std::int64_t{capacity.max_tokens} * capacity.max_topk;

@@ -51,6 +51,11 @@ class CudaBackend final : public runtime::BackendInterface {
     return std::make_unique<CudaBuffer>(bootstrap, plan);
   }
 
+  [[nodiscard]] std::unique_ptr<runtime::BackendBuffer> join_buffer(const runtime::BufferPlan&,
+                                                                    runtime::Offer) const override {
+    throw Error(ErrorCode::kUnsupported, "a process cannot join a buffer on GPUs yet");
+  }
+
   [[nodiscard]] std::shared_ptr<void> allocate(std::int64_t size_bytes, int device) const override {
     prepare_host_copies(resolve_device(device));
     return size_bytes == 0 ? nullptr : allocate_device(resolve_device(device), size_bytes);

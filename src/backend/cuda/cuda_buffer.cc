@@ -260,6 +260,7 @@ void CudaBuffer::leave(cudaStream_t stream) {
 void CudaBuffer::mask(int) { refuse_masking(); }
 void CudaBuffer::unmask(int) { refuse_masking(); }
 void CudaBuffer::recover() { refuse_masking(); }
+runtime::Offer CudaBuffer::offer() const { refuse_masking(); }
 
 void CudaBuffer::check() {
   std::atomic_ref written(record_->written);

@@ -37,6 +37,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::vector<bool> active() const override {
     return std::vector<bool>(plan_.num_ranks, true);
   }
+  [[nodiscard]] runtime::Offer offer() const override;
   [[nodiscard]] std::vector<bool> participants() const override { return active(); }
   [[nodiscard]] void* last_event() const override { return last_event_; }
 

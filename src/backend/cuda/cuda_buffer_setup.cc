@@ -94,9 +94,12 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     if (bootstrap->network() != nullptr) {
       throw Error(ErrorCode::kUnsupported, "ranks on GPUs cannot be on several hosts yet");
     }
-    if (plan.options.on_timeout != OnTimeout::kFail) {
-      throw Error(ErrorCode::kUnsupported,
-                  "on_timeout is mask; ranks on GPUs cannot be masked yet");
+    if (plan.options.on_timeout != OnTimeout::kFail || !plan.options.door.empty() ||
+        plan.num_ranks != bootstrap->size()) {
+      throw Error(
+          ErrorCode::kUnsupported,
+          "on_timeout mask, door and max_ranks: ranks on GPUs cannot be masked, replaced or "
+          "added yet");
     }
     const DeviceScope scope(device_);
     cudaDeviceProp properties{};
