@@ -1,8 +1,9 @@
-// The rendezvous: rank 0 to which strangers of its own user come, and a rank whose rank 0 is
-// anything. Meeting ends with a communicator or a tandem::Error.
+// The rendezvous: rank 0 to which strangers of its own user come, and a rank whose rank 0, or the
+// door that it is let in by, is anything. Meeting ends with a communicator or a tandem::Error.
 #include <thread>
 
 #include "fuzz/frames.h"
+#include "runtime/door.h"
 #include "runtime/raw_socket.h"
 #include "runtime/socket_bootstrap.h"
 
@@ -106,6 +107,40 @@ void as_root(FuzzedDataProvider& data, const std::string& name) {
   root.join();
 }
 
+// A door (runtime/door.h) behind which is anything: it hands out what it likes and hangs up.
+void as_door(FuzzedDataProvider& data, const std::string& name) {
+  const runtime::RawAddress address(name + "/door/1");
+  const Descriptor listener = runtime::raw_socket();
+  check(::bind(listener.get(), address.get(), address.length) == 0, "the name is free");
+  check(::listen(listener.get(), 8) == 0, "there is a listener");
+  struct Answer {
+    std::string bytes;
+    int num_descriptors;
+  };
+  std::vector<Answer> answers;
+  for (const FrameKind kind : {FrameKind::kOffer, FrameKind::kBoard}) {
+    runtime::FrameHeader header = header_of(kind);
+    header.round = runtime::kProtocolVersion;
+    header.rank = 2;
+    answers.push_back(
+        {fuzz::frame(data, header, data.ConsumeRandomLengthString(80)),
+         data.ConsumeIntegralInRange(0, 7) > 0 ? 1 : data.ConsumeIntegralInRange(0, 3)});
+  }
+  std::thread door([&] {
+    const Descriptor visitor(::accept(listener.get(), nullptr, nullptr));
+    for (const Answer& answer : answers) {
+      fuzz::send_bytes(visitor.get(), answer.bytes, answer.num_descriptors);
+    }
+    ::shutdown(visitor.get(), SHUT_RDWR);
+  });
+  try {
+    const auto offer = runtime::visit_door(name, 1, runtime::Deadline::after(kTimeout));
+    check(!offer || (offer->num_ranks >= 1 && offer->block && offer->board), "an offer is whole");
+  } catch (const Error&) {
+  }
+  door.join();
+}
+
 }  // namespace
 
 // Rank 0 hands ranks of its own process, which strangers here are, a pointer with their welcome:
@@ -116,10 +151,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   FuzzedDataProvider data(bytes, size);
   static int num_runs = 0;
   const std::string name = "fuzz-" + std::to_string(::getpid()) + "-" + std::to_string(num_runs++);
-  if (data.ConsumeBool()) {
-    as_strangers(data, name);
-  } else {
-    as_root(data, name);
+  switch (data.ConsumeIntegralInRange(0, 2)) {
+    case 0:
+      as_strangers(data, name);
+      break;
+    case 1:
+      as_root(data, name);
+      break;
+    default:
+      as_door(data, name);
   }
   return 0;
 }
