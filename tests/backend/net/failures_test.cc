@@ -121,7 +121,28 @@ TEST(NetFailures, LossOfEverythingIsATimeoutThatNamesTheRankBehindIt) {
       });
 }
 
-// A rank that calls something else is found out by one, and told to all.
+// Only rank 0 is impatient. What it gives up for is told to those who would wait for longer, on its
+// host and on others, and to the rank that was late.
+TEST(NetFailures, WhatOneRankNoticesIsToldToAllHosts) {
+  const Scenario scenario = make_scenario(kShape);
+  const auto exits = run_processes(
+      kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
+      [&](const Communicator& communicator) {
+        Rank rank(communicator);
+        const auto start = std::chrono::steady_clock::now();
+        const Error error =
+            operate_until_an_error(rank, scenario, rank.index() == 0 ? 400ms : 50s, [&](int round) {
+              if (round == 5 && rank.index() == 1) std::this_thread::sleep_for(2s);
+            });
+        rank.expect(error.code() == ErrorCode::kTimeout, error.what());
+        rank.expect_equal(error.peer(), 1, error.what());
+        rank.expect(std::chrono::steady_clock::now() - start < 40s, "told before its own timeout");
+        require_ok(rank);
+        return 0;
+      });
+  for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+}
+
 TEST(NetFailures, MismatchIsToldOnAllHosts) {
   Shape shape = kShape;
   shape.tokens = {8, 8, 8, 8};

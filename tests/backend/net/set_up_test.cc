@@ -108,7 +108,10 @@ TEST(NetSetUp, RankThatIsKilledIsNamedBeforeTheTimeout) {
       4,
       [](const Communicator& communicator) {
         communicator.barrier();
-        if (communicator.rank() == 1) ::raise(SIGKILL);
+        if (communicator.rank() == 1) {
+          std::this_thread::sleep_for(300ms);  // until the others wait, and send nothing more
+          ::raise(SIGKILL);
+        }
         const auto start = std::chrono::steady_clock::now();
         runtime::require_error(ErrorCode::kPeerLost, 1, {"rank 1"},
                                [&] { communicator.barrier(); });
