@@ -63,6 +63,13 @@ void survive(Rank& rank, Party& party, Buffer& buffer, const std::vector<int>& l
   rank.expect(std::chrono::steady_clock::now() - start < 15s, "took long");
 }
 
+// The next counts, arguments and header to `peer` do not get there.
+void lose_announcement(Script& script, const Shape& shape, int peer) {
+  for (int expert = 0; expert < shape.num_experts; ++expert) script.drop(Point::kCount, peer);
+  for (int which = 0; which < layout::kNumArguments; ++which) script.drop(Point::kArgument, peer);
+  script.drop(Point::kHeader, peer);
+}
+
 class Crash : public testing::TestWithParam<Case> {
  protected:
   // The victim does `its_part` until it dies at the nth passing of a point; the others survive.
@@ -266,7 +273,7 @@ TEST_P(Crash, WhileOthersTakeOverItsCounts) {
         shape, lost,
         [&](Rank& rank, Party& party, Buffer& buffer, Script& script, const Common& common) {
           if (rank.index() == loser) {
-            script.drop(Point::kHeader, kSecond);
+            lose_announcement(script, shape, kSecond);
             script.at(Point::kCompleted, 1, [&] { rank.die(); });
           } else if (rank.index() == kFirst) {
             script.at(Point::kFinishedTold, 1, [&] { common.open(kHasFinished); });
@@ -291,11 +298,12 @@ TEST_P(Crash, AfterOthersTookOverItsCounts) {
     return;
   }
   constexpr int kLoser = 3;
+  const Shape shape = entangled(4, GetParam().placement);
   run_to_the_end(
-      entangled(4, GetParam().placement), {0, kLoser},
+      shape, {0, kLoser},
       [&](Rank& rank, Party& party, Buffer& buffer, Script& script, const Common& common) {
         if (rank.index() == kLoser) {
-          for (const int peer : {1, 2}) script.drop(Point::kHeader, peer);
+          for (const int peer : {1, 2}) lose_announcement(script, shape, peer);
           script.at(Point::kCompleted, 1, [&] { rank.die(); });
         } else if (rank.index() == 0) {
           script.at(Point::kCompleted, 1, [&] {
@@ -314,6 +322,32 @@ TEST_P(Crash, AfterOthersTookOverItsCounts) {
         survive(rank, party, buffer, {0, kLoser});
       });
   EXPECT_EQ(hits(Point::kTakingOver), 2);
+}
+
+// As above, where what did not come is the word that the rows are there: they are given up, as
+// zeros of token -1.
+TEST_P(Crash, BeforeItsRowsAreAnnounced) {
+  if (GetParam().on_timeout == OnTimeout::kFail || GetParam().placement == Placement::kPacked) {
+    return;
+  }
+  constexpr int kLoser = 2;
+  constexpr int kHasFinished = 1;
+  run_to_the_end(
+      entangled(3, GetParam().placement), {kLoser},
+      [&](Rank& rank, Party& party, Buffer& buffer, Script& script, const Common& common) {
+        if (rank.index() == kLoser) {
+          script.drop(Point::kArrived, 1);
+          script.at(Point::kCompleted, 1, [&] { rank.die(); });
+        } else if (rank.index() == 0) {
+          script.at(Point::kFinishedTold, 1, [&] { common.open(kHasFinished); });
+        } else {
+          script.at(
+              Point::kWaiting, 1, [&] { common.wait(kHasFinished); }, kLoser);
+        }
+        party.run(buffer);
+        rank.expect_equal(party.num_blank_rows() > 0, rank.index() == 1, "lacks rows");
+        survive(rank, party, buffer, {kLoser});
+      });
 }
 
 // One has added up the rows of a rank that another one misses at that moment: the sum that it

@@ -22,7 +22,8 @@ bool is_zero(const std::vector<std::byte>& bytes, std::int64_t row, std::int64_t
 // As compare_received, but rows of sources that are not in `present` may be zeros of token -1, all
 // rows of a source alike.
 std::string compare_what_is_left(const Scenario& scenario, int rank, const Present& present,
-                                 const DispatchResult& result, void* stream) {
+                                 const DispatchResult& result, void* stream, int& num_blank_rows) {
+  num_blank_rows = 0;
   Scenario expected = scenario;
   reference::RankOutput& rows = expected.received[rank];
   const auto tokens = download_as<std::int32_t>(result.source_tokens, stream);
@@ -43,6 +44,7 @@ std::string compare_what_is_left(const Scenario& scenario, int rank, const Prese
       return "row " + std::to_string(row) + " of a lost rank is not zero";
     }
     rows.source_tokens[row] = -1;  // has been compared
+    ++num_blank_rows;
   }
   return compare_received(expected, rank, result, stream);
 }
@@ -85,8 +87,8 @@ Present Party::judge_received(const Present& present, const DispatchResult& resu
   }
   for (const auto& [placed, scenario] : oracles_.scenarios()) {
     if (!includes(placed, present)) continue;
-    const std::string difference =
-        compare_what_is_left(scenario, rank_.index(), present, result, rank_.stream());
+    const std::string difference = compare_what_is_left(scenario, rank_.index(), present, result,
+                                                        rank_.stream(), num_blank_rows_);
     if (difference.empty()) return placed;
     report += "  " + difference;
   }

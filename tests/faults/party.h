@@ -39,6 +39,8 @@ class Party {
   Present run(Buffer& buffer, const std::function<void()>& between);
 
   [[nodiscard]] const DispatchHandle& handle() const { return handle_; }
+  // Rows of the last dispatch that were counted and lost.
+  [[nodiscard]] int num_blank_rows() const { return num_blank_rows_; }
 
   // The tensors and calls of the problem as it is when these are there.
   [[nodiscard]] Exchange& exchange(const Present& present);
@@ -55,6 +57,7 @@ class Party {
   Buffer& buffer_;
   std::map<Present, std::unique_ptr<Exchange>> exchanges_;
   DispatchHandle handle_;
+  int num_blank_rows_ = 0;
 };
 
 // Ranks call what does not match, and all get an error. They are to recover.
