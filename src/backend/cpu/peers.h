@@ -207,9 +207,10 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
           return all_ready() || changed();
         },
         [&] { return std::any_of(peers.begin() + next, peers.end(), lost); });
-    tell_waiting_for(context, -1);
-    if (next == peers.size()) break;
-    if (changed()) {
+    // Until it is decided what becomes of the wait, the note stays: whoever gives up at the same
+    // moment must not take this rank for one that does something else.
+    if (next < peers.size() && changed()) {
+      tell_waiting_for(context, -1);
       update(context);
       return Outcome::kViewChanged;
     }
@@ -218,9 +219,13 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
       if (lost(peer)) missing.gone.push_back(peer);
       if (takes_part(peer, context.epoch) && !ready(peer)) missing.late.push_back(peer);
     }
-    if (missing.late.empty()) break;  // the last one came while the clock ran out
+    if (missing.late.empty()) {  // all have come, perhaps while the clock ran out
+      tell_waiting_for(context, -1);
+      break;
+    }
     if (give_up(context, phase, wanted, missing, seen(missing.late.front()), *waited,
                 last_chance)) {
+      tell_waiting_for(context, -1);
       update(context);
       return Outcome::kViewChanged;
     }
