@@ -208,11 +208,6 @@ class Host final : public Meeting {
     for (const auto& [rank, member] : members_) {
       send(member.endpoint, kResult, {head.begin(), head.end()}, joined);
     }
-    // Rank 0 may turn to something else now, in which the others would wait for it, and it for
-    // them.
-    for (const auto& [rank, member] : members_) {
-      if (!endpoints_[member.endpoint]) worker_.flush(member.endpoint);
-    }
     members_.clear();
     return all;
   }

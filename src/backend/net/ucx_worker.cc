@@ -107,15 +107,10 @@ void UcxWorker::wait(void* request) {
   ucp_request_free(request);
 }
 
-void UcxWorker::flush(ucp_ep_h endpoint) {
-  const ucp_request_param_t params{};
-  wait(ucp_ep_flush_nbx(endpoint, &params));
-}
-
 // Always by force in the end: a worker must not be destroyed before its endpoints are.
 void UcxWorker::close(ucp_ep_h endpoint, bool is_broken) {
   ucp_request_param_t params{};
-  if (!is_broken) flush(endpoint);
+  if (!is_broken) wait(ucp_ep_flush_nbx(endpoint, &params));
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = UCP_EP_CLOSE_FLAG_FORCE;
   wait(ucp_ep_close_nbx(endpoint, &params));

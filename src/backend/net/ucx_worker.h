@@ -36,8 +36,6 @@ class UcxWorker {
   // Advances until event_fd() will tell of whatever comes next.
   void drain_and_arm();
 
-  // Until all that was sent to an endpoint has left, at most a second.
-  void flush(ucp_ep_h endpoint);
   // Closes an endpoint: at once if it is broken, else when all has left, or after a second.
   void close(ucp_ep_h endpoint, bool is_broken);
 
