@@ -137,13 +137,11 @@ Epoch Peers::recover(Epoch next) {
     runtime::View after = view;
     if (waited && !all_have_come()) {
       // Whoever is gone, or has not come in time, is left behind.
-      std::vector<int> missing;
       for (const int rank : active_) {
         if (!has_come(rank) && (*waited >= waiter_.limit() || membership_->is_gone(rank))) {
-          missing.push_back(rank);
+          after.active[rank] = false;
         }
       }
-      for (const int rank : missing) after.active[rank] = false;
       static_cast<void>(propose(std::move(after)));
       continue;
     }
