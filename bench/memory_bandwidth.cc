@@ -3,8 +3,12 @@
 // at once. The memory is Tandem's kind (a memfd, shared, every page present). As a dispatch does,
 // successive rounds write two destinations in turn and a copy takes each row of its source `topk`
 // times. Prints a line of JSON per measurement. Compiled with -O3 -march=native.
+//
+// With --handover only this: how long a line of memory takes from one core to the other. Virtual
+// cores may share a cache at one time and not at another.
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <thread>
@@ -104,6 +108,39 @@ void move_row(std::byte* to, const std::byte* from, std::int64_t bytes, Kind kin
   }
 }
 
+void pin_to_core(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  sched_setaffinity(0, sizeof(set), &set);
+}
+
+// Nanoseconds from one core's store to its being seen on another: two threads take turns. The
+// quickest of many spells, as other programs may interrupt some.
+double handover_ns() {
+  constexpr int kSpells = 100;
+  constexpr int kTurns = 2000;
+  alignas(128) std::atomic<int> turn = 0;
+  std::vector<double> times(kSpells);
+  const auto take_turns = [&](int thread) {
+    pin_to_core(thread);
+    int mine = thread;
+    for (double& time : times) {
+      const double start = now_us();
+      for (const int end = mine + kTurns; mine < end; mine += 2) {
+        while (turn.load(std::memory_order_acquire) != mine) pause();
+        turn.store(mine + 1, std::memory_order_release);  // pairs with the acquire above
+      }
+      if (thread == 0) time = (now_us() - start) * 1e3 / kTurns;
+    }
+  };
+  {
+    const std::jthread first(take_turns, 0);
+    const std::jthread second(take_turns, 1);
+  }
+  return *std::min_element(times.begin(), times.end());
+}
+
 struct Result {
   Statistics time;
   int iterations = 0;
@@ -122,10 +159,7 @@ Result measure_moves(int num_threads, std::int64_t rows, std::int64_t row_bytes,
     sources.push_back(std::make_unique<SharedMemory>((rows / topk + 1) * row_bytes));
   }
   const auto work = [&](int thread) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(thread % num_cores(), &set);
-    sched_setaffinity(0, sizeof(set), &set);
+    pin_to_core(thread % num_cores());
     const auto once = [&](int round) {
       std::byte* to = destinations[thread]->data() + (round % 2) * rows * row_bytes;
       const std::byte* from = sources[thread]->data();
@@ -169,7 +203,14 @@ int run(int argc, char** argv) {
   arguments.seconds = 0.2;
   CLI::App app("The machine's write and copy bandwidth at the sizes of dispatches");
   add_options(app, arguments);
+  bool handover = false;
+  app.add_flag("--handover", handover, "Only the time that a line takes between two cores");
   CLI11_PARSE(app, argc, argv);
+  if (handover) {
+    std::cout << nlohmann::ordered_json{{"handover_ns", num_cores() < 2 ? 0 : handover_ns()}}
+              << std::endl;
+    return 0;
+  }
   for (const Case& work : cases(arguments, 1)) {
     const std::int64_t row_bytes = layout::round_up(work.row().pitch(), 64);
     const std::int64_t rows = std::int64_t{work.num_tokens} * work.topk;

@@ -3,8 +3,9 @@
 
 Runs tandem_cpu, mpi_baseline (OpenMPI with its default layer and with UCX) and memory_bandwidth,
 in turn for each group of cases so that a drifting machine meets all alike, and the whole several
-times over. Every figure is the lowest of the rounds' medians, for every contender. Prints a table
-with ratios, writes JSON and a plot. docs/performance.md says how times are taken.
+times over. A case's figures, of all contenders, are those of one round: the one in which Tandem's
+lead is the median of the rounds'. Prints a table with ratios, writes JSON and a plot.
+docs/performance.md says how times are taken.
 
 Needs Python's standard library, and matplotlib (Debian: python3-matplotlib) for the plot.
 """
@@ -38,7 +39,7 @@ def parse_arguments():
     parser.add_argument("--hidden", type=numbers, help="default: 2048,7168")
     parser.add_argument("--formats", type=lambda text: text.split(","), help="default: bf16,fp8")
     parser.add_argument("--seconds", type=float, help="to measure each case for, per round")
-    parser.add_argument("--rounds", type=int, help="default: 3")
+    parser.add_argument("--rounds", type=int, help="default: 5")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bin-dir", type=pathlib.Path,
                         default=HERE.parent / "build" / "bench" / "bench",
@@ -49,8 +50,8 @@ def parse_arguments():
     arguments.tokens = arguments.tokens or ([1, 8] if quick else [1, 8, 32, 128, 512])
     arguments.hidden = arguments.hidden or ([2048] if quick else [2048, 7168])
     arguments.formats = arguments.formats or ["bf16", "fp8"]
-    arguments.seconds = arguments.seconds or (0.02 if quick else 0.5)
-    arguments.rounds = arguments.rounds or (1 if quick else 3)
+    arguments.seconds = arguments.seconds or (0.02 if quick else 0.3)
+    arguments.rounds = arguments.rounds or (1 if quick else 5)
     if not quick:
         arguments.json = arguments.json or str(HERE / "results" / "cpu.json")
         arguments.plot = arguments.plot or str(HERE / "results" / "cpu.png")
@@ -108,28 +109,33 @@ def case_options(hidden, text_format, arguments):
             "--format", text_format, "--seed", str(arguments.seed)]
 
 
-def better(known, new):
-    """The round with the lower median, operation by operation."""
-    if known is None:
-        return new
-    merged = dict(known)
-    for operation in ("dispatch_us", "combine_us"):
-        if new[operation]["median"] < known[operation]["median"]:
-            merged[operation] = new[operation]
-    merged["pair_us"] = min(known["pair_us"], new["pair_us"])
-    return merged
+def best_mpi(contenders, operation):
+    """The better MPI way's figure."""
+    return min((contenders[way][operation] for way in ("mpi_default", "mpi_ucx")),
+               key=lambda figure: figure if operation == "pair_us" else figure["median"])
+
+
+def lead(contenders):
+    """How many times as fast as MPI a round has found Tandem, dispatch and combine together."""
+    def total(figures):
+        return figures["dispatch_us"]["median"] + figures["combine_us"]["median"]
+
+    return min(total(contenders[way]) for way in ("mpi_default", "mpi_ucx")) / total(
+        contenders["tandem"])
 
 
 def measure(arguments):
-    """Returns ({case: {contender: figures}}, {case without ranks: {kind, threads: us}})."""
-    figures = {}
+    """Returns ({case: {contender: figures}}, {case without ranks: {kind, threads: us}},
+    [nanoseconds that a line took between two cores, before each group of cases])."""
+    rounds = {}
     bandwidth = {}
+    handovers = []
     groups = [(hidden, text_format) for hidden in arguments.hidden
               for text_format in arguments.formats]
-    for round_number in range(1, arguments.rounds + 1):
+    for round_number in range(arguments.rounds):
         for hidden, text_format in groups:
             options = case_options(hidden, text_format, arguments)
-            progress(f"round {round_number}: memory bandwidth, H {hidden}, {text_format}")
+            progress(f"round {round_number + 1}: memory bandwidth, H {hidden}, {text_format}")
             command = [str(arguments.bin_dir / "memory_bandwidth"), *options,
                        "--seconds", str(arguments.seconds / 4)]
             for line in run_program(command):
@@ -139,17 +145,23 @@ def measure(arguments):
                 if kind not in kinds or line["us"] < kinds[kind]["us"]:
                     kinds[kind] = line
             for num_ranks in arguments.ranks:
+                (handover,) = run_program([command[0], "--handover"])
+                handovers.append(round(handover["handover_ns"], 1))
                 for contender in CONTENDERS:
-                    progress(f"round {round_number}: {contender}, {num_ranks} ranks, "
+                    progress(f"round {round_number + 1}: {contender}, {num_ranks} ranks, "
                              f"H {hidden}, {text_format}")
-                    command = contender_command(contender, num_ranks, arguments)
-                    for line in run_program(command + options
+                    command_of = contender_command(contender, num_ranks, arguments)
+                    for line in run_program(command_of + options
                                             + ["--seconds", str(arguments.seconds)]):
                         case = (num_ranks, hidden, text_format, line["tokens"])
-                        known = figures.setdefault(case, {})
-                        known[contender] = better(known.get(contender), line)
+                        of_case = rounds.setdefault(case, [])
+                        if len(of_case) == round_number:
+                            of_case.append({"handover_ns": handovers[-1]})
+                        of_case[-1][contender] = line
     progress("")
-    return figures, bandwidth
+    figures = {case: sorted(of_case, key=lead)[(len(of_case) - 1) // 2]
+               for case, of_case in rounds.items()}
+    return figures, bandwidth, handovers
 
 
 class OtherLoad:
@@ -198,12 +210,10 @@ def make_rows(figures, bandwidth):
             figure = by_contender[contender]
             row[contender] = {key: figure[key]
                               for key in ("dispatch_us", "combine_us", "pair_us", "iterations")}
-        mpi = {}
-        for operation in ("dispatch_us", "combine_us"):
-            mpi[operation] = min(by_contender["mpi_default"][operation]["median"],
-                                 by_contender["mpi_ucx"][operation]["median"])
-        mpi["pair_us"] = min(by_contender["mpi_default"]["pair_us"],
-                             by_contender["mpi_ucx"]["pair_us"])
+        row["handover_ns"] = by_contender["handover_ns"]
+        mpi = {operation: best_mpi(by_contender, operation)["median"]
+               for operation in ("dispatch_us", "combine_us")}
+        mpi["pair_us"] = best_mpi(by_contender, "pair_us")
         own = [tandem[operation]["median"] for operation in ("dispatch_us", "combine_us")]
         row["times_as_fast_as_mpi"] = {
             "dispatch": round(mpi["dispatch_us"] / own[0], 2),
@@ -339,12 +349,13 @@ def main():
     if arguments.plot:
         require_matplotlib()  # before minutes of measuring, not after
     other_load = OtherLoad()
-    figures, bandwidth = measure(arguments)
+    figures, bandwidth, handovers = measure(arguments)
     others = other_load.share()
     rows = make_rows(figures, bandwidth)
     print_table(rows)
     print_bandwidth(bandwidth)
     print(f"\nOther programs took {100 * others:.0f}% of the processors' time meanwhile.")
+    print(f"A line took {min(handovers):.0f} to {max(handovers):.0f} ns from one core to another.")
     aims = check_aims(rows)
     if aims:
         print("\nAims (bf16, H = 7168, K = 8, E = 64):")
@@ -358,6 +369,7 @@ def main():
             "rounds": arguments.rounds,
             "seconds_per_case": arguments.seconds,
             "processor_time_of_others": round(others, 3),
+            "handover_ns": handovers,
             "aims": [{"aim": text, "value": value, "met": met} for text, value, met in aims],
             "rows": rows,
             "bandwidth": [line for lines in bandwidth.values() for line in lines.values()],
