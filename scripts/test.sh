@@ -110,7 +110,7 @@ cmd_test() {
   local presets options=() preset ok=true
   IFS=, read -r -a presets <<<"${OPT_preset:-dev}"
   if [[ ${OPT_all:-false} == true ]]; then presets=(dev asan-ubsan tsan); fi
-  # Of several -LE ctest leaves out what matches all: beside the preset's own, slow ones and those of label net run.
+  # Of several -LE ctest leaves out what matches all: beside the preset's "gpu|slow", the slow ones run.
   if [[ -n ${OPT_label:-} ]]; then options+=(-L "$OPT_label" -LE gpu); fi
   if [[ -n ${OPT_filter:-} ]]; then options+=(-R "$OPT_filter"); fi
   RESULTS=()

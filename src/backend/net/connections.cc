@@ -1,9 +1,5 @@
 #include "backend/net/connections.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
-
-#include <cerrno>
 #include <cstring>
 
 #include "tandem/error.h"
@@ -20,9 +16,6 @@ constexpr unsigned kFarewell = 1;
 // How long a rank that leaves waits for its peers to have got everything. Only a peer that is
 // stopped, or out of reach, takes longer than a round trip.
 constexpr std::chrono::milliseconds kFarewellTimeout{2000};
-
-// The progress thread's longest sleep, so that what UCX does by the clock is done.
-constexpr int kLongestSleepMs = 1000;
 
 struct Farewell {
   Envelope envelope;
@@ -53,39 +46,28 @@ struct Connections::Receiving {
 
 Connections::Connections(int rank, int size)
     : rank_(rank),
-      stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(static_cast<std::size_t>(size)),
-      max_header_bytes_(worker_.max_header_bytes() - sizeof(Envelope)) {
-  if (!stop_) {
-    throw Error(ErrorCode::kResource,
-                std::string("cannot make an eventfd: ") + std::strerror(errno));
-  }
-  worker_.set_handler(kMessage, on_message, this);
-  worker_.set_handler(kFarewell, on_farewell, this);
+      max_header_bytes_(worker_.ucx().max_header_bytes() - sizeof(Envelope)) {
+  worker_.ucx().set_handler(kMessage, on_message, this);
+  worker_.ucx().set_handler(kFarewell, on_farewell, this);
 }
 
 void Connections::start(std::uint64_t token) {
   token_ = token;
-  thread_ = std::thread([this] { run(); });
+  worker_.start();
 }
 
 Connections::~Connections() {
   say_goodbye();
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
-  if (thread_.joinable()) thread_.join();
+  worker_.stop();
   // From here on this thread alone drives the worker; closing ends what is still being sent.
   for (Peer& peer : peers_) {
-    if (peer.endpoint != nullptr) worker_.close(peer.endpoint, peer.lost.has_value());
+    if (peer.endpoint != nullptr) worker_.ucx().close(peer.endpoint, peer.lost.has_value());
   }
 }
 
 void Connections::connect(int peer, std::span<const std::byte> address) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex());
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -94,12 +76,12 @@ void Connections::connect(int peer, std::span<const std::byte> address) {
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = on_error;
   params.err_handler.arg = this;
-  check(ucp_ep_create(worker_.get(), &params, &peers_[peer].endpoint),
+  check(ucp_ep_create(worker_.ucx().get(), &params, &peers_[peer].endpoint),
         "connecting to rank " + std::to_string(peer));
 }
 
 void Connections::attach(std::uint32_t channel, std::shared_ptr<Receiver> receiver) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex());
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     if (peers_[peer].lost) receiver->peer_lost(static_cast<int>(peer));
   }
@@ -107,7 +89,7 @@ void Connections::attach(std::uint32_t channel, std::shared_ptr<Receiver> receiv
 }
 
 void Connections::detach(std::uint32_t channel) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex());
   receivers_.erase(channel);
 }
 
@@ -119,7 +101,7 @@ void Connections::send(int peer, Message message) {
   if (!message.header.empty()) {
     std::memcpy(header.data() + sizeof envelope, message.header.data(), message.header.size());
   }
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex());
   post(peer, kMessage, std::move(header), std::move(message));
 }
 
@@ -148,16 +130,11 @@ void Connections::post(int peer, unsigned message, std::vector<std::byte> header
       ucp_am_send_nbx(peers_[peer].endpoint, message, sending->head.data(), sending->head.size(),
                       payload.data(), payload.size(), &params);
   if (UCS_PTR_IS_PTR(request)) {
-    ucp_worker_signal(worker_.get());  // the thread shall see to the rest
+    worker_.push();
     return;
   }
   sending->end();
   if (UCS_PTR_IS_ERR(request)) lose(peer, ucs_status_string(UCS_PTR_STATUS(request)));
-}
-
-void Connections::progress() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock() && worker_.progress()) changed_.notify_all();
 }
 
 std::optional<Envelope> Connections::open(const void* header, std::size_t header_bytes) const {
@@ -197,7 +174,7 @@ ucs_status_t Connections::on_message(void* argument, const void* header, std::si
     ucp_request_free(request);
   };
   void* const request =
-      ucp_am_recv_data_nbx(self.worker_.get(), data, delivery->where, data_bytes, &params);
+      ucp_am_recv_data_nbx(self.worker_.ucx().get(), data, delivery->where, data_bytes, &params);
   if (UCS_PTR_IS_PTR(request)) {
     static_cast<void>(receiving.release());
   } else if (UCS_PTR_STATUS(request) == UCS_OK) {
@@ -237,7 +214,7 @@ void Connections::lose(int peer, const std::string& why) {
   if (peers_[peer].lost) return;
   peers_[peer].lost = why;
   for (const auto& [channel, receiver] : receivers_) receiver->peer_lost(peer);
-  changed_.notify_all();
+  worker_.changed().notify_all();
 }
 
 void Connections::post_farewell(int peer, bool is_answer) {
@@ -251,32 +228,18 @@ void Connections::post_farewell(int peer, bool is_answer) {
 // Without this a rank that has done its part and ends could take along what its peers have not read
 // yet: the system resets a connection that is closed with unread bytes.
 void Connections::say_goodbye() {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(mutex());
   const Deadline deadline = Deadline::after(kFarewellTimeout);
-  changed_.wait_until(lock, deadline.at(), [this] { return num_sending_ == 0; });
+  worker_.changed().wait_until(lock, deadline.at(), [this] { return num_sending_ == 0; });
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     post_farewell(static_cast<int>(peer), false);
   }
-  changed_.wait_until(lock, deadline.at(), [this] {
+  worker_.changed().wait_until(lock, deadline.at(), [this] {
     for (const Peer& peer : peers_) {
       if (peer.endpoint != nullptr && !peer.lost && !peer.has_all) return false;
     }
     return true;
   });
-}
-
-void Connections::run() {
-  pollfd entries[] = {{.fd = worker_.event_fd(), .events = POLLIN, .revents = 0},
-                      {.fd = stop_.get(), .events = POLLIN, .revents = 0}};
-  for (;;) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (stopping_) return;
-      worker_.drain_and_arm();
-      changed_.notify_all();
-    }
-    ::poll(entries, 2, kLongestSleepMs);
-  }
 }
 
 }  // namespace tandem::net

@@ -1,12 +1,11 @@
-// One rank's connections to the ranks on other hosts: a UCX worker, an endpoint per peer, and a
-// thread that takes in what comes and sleeps when nothing does. Messages are active messages of
-// UCX; which part of the library one is for, its channel says. docs/network.md has the why.
+// One rank's connections to the ranks on other hosts: a UCX worker with its thread, and an endpoint
+// per peer. Messages are active messages of UCX; which part of the library one is for, its channel
+// says. docs/network.md has the why.
 //
 // Thread safety: all of it, by one mutex that is also held while receivers are called.
 #pragma once
 
 #include <array>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,12 +15,9 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "backend/net/ucx_worker.h"
-#include "runtime/deadline.h"
-#include "runtime/descriptor.h"
+#include "backend/net/driven_worker.h"
 
 namespace tandem::net {
 
@@ -55,7 +51,7 @@ class Connections {
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  [[nodiscard]] std::vector<std::byte> address() const { return worker_.address(); }
+  [[nodiscard]] std::vector<std::byte> address() const { return worker_.ucx().address(); }
   // Before anything is taken in: what the messages of this communicator carry.
   void start(std::uint64_t token);
   void connect(int peer, std::span<const std::byte> address);
@@ -77,15 +73,16 @@ class Connections {
   void send(int peer, Message message);
 
   // Takes in what has come, unless another thread is at it.
-  void progress();
+  void progress() { worker_.progress(); }
 
   // Why nothing more will come from `peer`; the caller holds the mutex, or has been told.
   [[nodiscard]] const std::optional<std::string>& lost(int peer) const { return peers_[peer].lost; }
 
-  // For those who wait for what receivers change: the mutex, and a condition that is signalled
-  // after receivers have been called.
-  [[nodiscard]] std::mutex& mutex() { return mutex_; }
-  [[nodiscard]] std::condition_variable& changed() { return changed_; }
+  // For those who wait for what receivers change.
+  [[nodiscard]] std::mutex& mutex() { return worker_.mutex(); }
+  void wait(std::unique_lock<std::mutex>& lock, const runtime::Deadline& deadline) {
+    worker_.wait(lock, deadline);
+  }
 
  private:
   struct Peer {
@@ -108,20 +105,14 @@ class Connections {
   void post(int peer, unsigned message, std::vector<std::byte> header, Message body);
   void post_farewell(int peer, bool is_answer);
   void lose(int peer, const std::string& why);
-  void run();
   void say_goodbye();
 
   int rank_;
-  runtime::Descriptor stop_;  // an eventfd
   std::uint64_t token_ = 0;
   std::vector<Peer> peers_;
   std::map<std::uint32_t, std::shared_ptr<Receiver>> receivers_;
   int num_sending_ = 0;
-  bool stopping_ = false;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::thread thread_;
-  UcxWorker worker_;  // goes first: it may call back until it is gone
+  DrivenWorker worker_;  // goes first: it may call back until it is gone
   std::size_t max_header_bytes_;
 };
 

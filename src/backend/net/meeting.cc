@@ -1,7 +1,6 @@
 #include "backend/net/meeting.h"
 
 #include <netdb.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 #include <optional>
 #include <thread>
 
-#include "backend/net/ucx_worker.h"
+#include "backend/net/driven_worker.h"
 #include "runtime/deadline.h"
 #include "runtime/failure.h"
 #include "runtime/socket_bootstrap.h"
@@ -45,8 +44,8 @@ struct ContributionHeader {
 
 constexpr std::uint32_t kVersion = 1;
 
-// The longest pause between two looks at the clock, and between two attempts to connect.
-constexpr int kLookMs = 50;
+// Between two attempts to connect.
+constexpr milliseconds kPause{50};
 
 struct Address {
   sockaddr_storage storage{};
@@ -117,7 +116,7 @@ std::optional<Messages> split(std::span<const std::byte> joined, int size) {
   return messages;
 }
 
-// What both sides have.
+// What both sides have. Members are under the worker's mutex; handlers run with it held.
 class Meeting {
  public:
   explicit Meeting(MeetingPlace place) : place_(std::move(place)) {}
@@ -127,7 +126,7 @@ class Meeting {
  protected:
   [[nodiscard]] std::string what() const { return "the rendezvous at " + place_.address; }
 
-  // Sends copies, and does not wait.
+  // Sends copies, and does not wait. With the mutex held.
   void send(ucp_ep_h endpoint, unsigned message, std::vector<std::byte> header,
             std::vector<std::byte> payload) {
     struct Sending {
@@ -148,26 +147,20 @@ class Meeting {
     void* const request =
         ucp_am_send_nbx(endpoint, message, sending->header.data(), sending->header.size(),
                         sending->payload.data(), sending->payload.size(), &params);
-    if (UCS_PTR_IS_PTR(request)) static_cast<void>(sending.release());
-  }
-
-  // Takes in what there is, or sleeps until something comes, at most for a moment.
-  void step() {
-    if (worker_.progress()) return;
-    worker_.drain_and_arm();
-    pollfd entry{.fd = worker_.event_fd(), .events = POLLIN, .revents = 0};
-    ::poll(&entry, 1, kLookMs);
+    if (!UCS_PTR_IS_PTR(request)) return;
+    static_cast<void>(sending.release());
+    worker_.push();
   }
 
   MeetingPlace place_;
-  UcxWorker worker_;
+  DrivenWorker worker_;
 };
 
 // The listening side.
 class Host final : public Meeting {
  public:
   explicit Host(const MeetingPlace& place) : Meeting(place) {
-    worker_.set_handler(kContribution, on_contribution, this);
+    worker_.ucx().set_handler(kContribution, on_contribution, this);
     const Address address = resolve(place.address, true);
     ucp_listener_params_t params{};
     params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
@@ -175,30 +168,32 @@ class Host final : public Meeting {
     params.sockaddr.addrlen = address.length;
     params.conn_handler.cb = on_connection;
     params.conn_handler.arg = this;
-    check(ucp_listener_create(worker_.get(), &params, &listener_),
+    check(ucp_listener_create(worker_.ucx().get(), &params, &listener_),
           "rank 0's listening at " + place.address);
+    worker_.start();
   }
   ~Host() override {
+    worker_.stop();
     ucp_listener_destroy(listener_);
-    for (const auto& [endpoint, is_gone] : endpoints_) worker_.close(endpoint, is_gone);
+    for (const auto& [endpoint, is_gone] : endpoints_) worker_.ucx().close(endpoint, is_gone);
   }
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
 
   Messages gather(std::span<const std::byte> message) override {
     const auto start = Deadline::Clock::now();
+    std::unique_lock lock(worker_.mutex());
     ++round_;
-    deadline_ = Deadline::after(place_.timeout);
-    while (static_cast<int>(members_.size()) < place_.size - 1) {
-      step();
+    deadline_ = deadline_.earlier_of(Deadline::after(place_.timeout));
+    for (;;) {
       if (failure_) fail();
-      if (!deadline_.passed()) continue;
-      std::vector<int> missing;
-      for (int rank = 1; rank < place_.size; ++rank) {
-        if (!members_.contains(rank)) missing.push_back(rank);
+      if (static_cast<int>(members_.size()) == place_.size - 1) break;
+      if (deadline_.passed()) {
+        failure_ = runtime::missing_ranks_failure(missing(), place_.size, what(),
+                                                  Deadline::Clock::now() - start, place_.timeout);
+      } else {
+        worker_.wait(lock, deadline_);
       }
-      failure_ = runtime::missing_ranks_failure(missing, place_.size, what(),
-                                                Deadline::Clock::now() - start, place_.timeout);
     }
     Messages all;
     all.emplace_back(message.begin(), message.end());
@@ -208,7 +203,9 @@ class Host final : public Meeting {
     for (const auto& [rank, member] : members_) {
       send(member.endpoint, kResult, {head.begin(), head.end()}, joined);
     }
+    // Members may come to the next round before this rank does.
     members_.clear();
+    deadline_ = Deadline::never();
     return all;
   }
 
@@ -217,6 +214,14 @@ class Host final : public Meeting {
     ucp_ep_h endpoint;
     std::vector<std::byte> message;
   };
+
+  [[nodiscard]] std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (int rank = 1; rank < place_.size; ++rank) {
+      if (!members_.contains(rank)) ranks.push_back(rank);
+    }
+    return ranks;
+  }
 
   static void on_connection(ucp_conn_request_h request, void* argument) {
     auto& self = *static_cast<Host*>(argument);
@@ -229,7 +234,7 @@ class Host final : public Meeting {
     params.err_handler.arg = argument;
     ucp_ep_h endpoint = nullptr;
     // A connection that cannot be taken is its owner's to try again.
-    if (ucp_ep_create(self.worker_.get(), &params, &endpoint) == UCS_OK) {
+    if (ucp_ep_create(self.worker_.ucx().get(), &params, &endpoint) == UCS_OK) {
       self.endpoints_[endpoint] = false;
     }
   }
@@ -325,30 +330,35 @@ class Guest final : public Meeting {
  public:
   explicit Guest(const MeetingPlace& place)
       : Meeting(place), address_(resolve(place.address, false)) {
-    worker_.set_handler(kEntered, on_entered, this);
-    worker_.set_handler(kResult, on_result, this);
-    worker_.set_handler(kFailure, on_failure, this);
+    worker_.ucx().set_handler(kEntered, on_entered, this);
+    worker_.ucx().set_handler(kResult, on_result, this);
+    worker_.ucx().set_handler(kFailure, on_failure, this);
+    worker_.start();
   }
-  ~Guest() override { close(); }
+  ~Guest() override {
+    worker_.stop();
+    close();
+  }
   Guest(const Guest&) = delete;
   Guest& operator=(const Guest&) = delete;
 
   Messages gather(std::span<const std::byte> message) override {
     const auto start = Deadline::Clock::now();
     const Deadline deadline = Deadline::after(place_.timeout);
+    std::unique_lock lock(worker_.mutex());
     ++round_;
     result_.reset();
     host_is_here_ = false;
     for (;;) {
       if (endpoint_ == nullptr) connect();
       contribute(message, deadline);
-      const auto is_late = [&] {
-        return (host_is_here_ ? deadline.extended_by(runtime::kVerdictGrace) : deadline).passed();
+      const auto limit = [&] {
+        return host_is_here_ ? deadline.extended_by(runtime::kVerdictGrace) : deadline;
       };
-      while (!result_ && !failure_ && !broken_ && !is_late()) step();
+      while (!result_ && !failure_ && !broken_ && !limit().passed()) worker_.wait(lock, limit());
       if (result_) return std::move(*result_);
       if (failure_) failure_->raise();
-      if (is_late()) {
+      if (limit().passed()) {
         const int host[] = {0};
         runtime::missing_ranks_failure(host, place_.size, what(), Deadline::Clock::now() - start,
                                        place_.timeout)
@@ -359,7 +369,9 @@ class Guest final : public Meeting {
       }
       // Not there yet. Nothing tells when it comes.
       close();
-      std::this_thread::sleep_for(milliseconds(kLookMs));
+      lock.unlock();
+      std::this_thread::sleep_for(kPause);
+      lock.lock();
     }
   }
 
@@ -377,11 +389,11 @@ class Guest final : public Meeting {
       static_cast<Guest*>(self)->broken_ = true;
     };
     params.err_handler.arg = this;
-    check(ucp_ep_create(worker_.get(), &params, &endpoint_), "connecting to " + what());
+    check(ucp_ep_create(worker_.ucx().get(), &params, &endpoint_), "connecting to " + what());
   }
 
   void close() {
-    if (endpoint_ != nullptr) worker_.close(std::exchange(endpoint_, nullptr), broken_);
+    if (endpoint_ != nullptr) worker_.ucx().close(std::exchange(endpoint_, nullptr), broken_);
   }
 
   void contribute(std::span<const std::byte> message, const Deadline& deadline) {

@@ -196,11 +196,7 @@ std::vector<std::vector<std::byte>> NetBootstrap::exchange(Exchange kind,
            runtime::missing_ranks_failure(missing, party_.size, runtime::name(kind),
                                           Deadline::Clock::now() - start, party_.timeout));
     }
-    if (deadline.is_never()) {
-      connections_->changed().wait(lock);
-    } else {
-      connections_->changed().wait_until(lock, deadline.at());
-    }
+    connections_->wait(lock, deadline);
   }
 
   std::vector<std::vector<std::byte>> all(static_cast<std::size_t>(party_.size));

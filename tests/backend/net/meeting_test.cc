@@ -5,11 +5,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <thread>
 #include <vector>
 
 #include "runtime/bootstrap.h"
 #include "runtime/launch.h"
+#include "runtime/network.h"
 #include "support/hosts.h"
 #include "tandem/communicator.h"
 
@@ -18,17 +20,19 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A port of this host that is free now. Other programs may take ports here, unlike in a namespace.
+// A port of this host that is free now, below those that the system gives to connections: it would
+// take one of these again at any time.
 std::string free_address() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), length), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  close(fd);
-  return "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  static int port = 10'000 + getpid() % 2000 * 10;
+  for (;; ++port) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    const bool is_free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    close(fd);
+    if (is_free) return "127.0.0.1:" + std::to_string(port++);
+  }
 }
 
 struct Joining {
@@ -142,6 +146,36 @@ TEST(Meeting, AnAddressThatIsTakenIsRank0sError) {
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kResource);
   EXPECT_NE(std::string(error->what()).find(address), std::string::npos) << error->what();
+}
+
+// A rank that has the result of a round does something else then, here wait for the others. These
+// must hear from it all the same.
+TEST(Meeting, AResultArrivesThoughRanksThatHaveItDoNothingForTheMeeting) {
+  constexpr int kSize = 5;
+  constexpr int kRounds = 4;
+  for (int meeting = 0; meeting < 10; ++meeting) {
+    const std::string address = free_address();
+    std::barrier all_have_it(kSize);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < kSize; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto gather = network()->meet(address, "secret", rank, kSize, 5s);
+        for (int round = 0; round < kRounds; ++round) {
+          const std::vector own{static_cast<std::byte>(kRounds * rank + round)};
+          const auto error = error_of([&] {
+            const auto messages = gather(own);
+            for (int peer = 0; peer < kSize; ++peer) {
+              EXPECT_EQ(messages.at(peer),
+                        std::vector{static_cast<std::byte>(kRounds * peer + round)});
+            }
+          });
+          EXPECT_FALSE(error) << "rank " << rank << ", round " << round << ": " << error->what();
+          all_have_it.arrive_and_wait();
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
 }
 
 TEST(Meeting, OneRankNeedsNoAddress) {

@@ -1,0 +1,56 @@
+// A UCX worker with a thread that takes in what comes and sends what could not leave at once, and
+// sleeps when there is neither: so its owner may be doing anything, or nothing.
+//
+// Thread safety: whoever uses ucx() holds mutex(), as the thread does while UCX calls handlers;
+// before start() and after stop() the owner is alone.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "backend/net/ucx_worker.h"
+#include "runtime/deadline.h"
+#include "runtime/descriptor.h"
+
+namespace tandem::net {
+
+class DrivenWorker {
+ public:
+  DrivenWorker();
+  ~DrivenWorker() { stop(); }
+  DrivenWorker(const DrivenWorker&) = delete;
+  DrivenWorker& operator=(const DrivenWorker&) = delete;
+
+  // Once handlers are installed. What these refer to must last until stop() has returned.
+  void start();
+  void stop();
+
+  [[nodiscard]] UcxWorker& ucx() { return worker_; }
+  [[nodiscard]] const UcxWorker& ucx() const { return worker_; }
+
+  // With the mutex held: the thread shall see to what was posted and has not left.
+  void push() { ucp_worker_signal(worker_.get()); }
+
+  // Takes in what has come, unless another thread is at it.
+  void progress();
+
+  // For those who wait for what handlers change: the mutex, and a condition that is signalled after
+  // handlers have been called.
+  [[nodiscard]] std::mutex& mutex() { return mutex_; }
+  [[nodiscard]] std::condition_variable& changed() { return changed_; }
+  // For a change, or the deadline; may also end without either.
+  void wait(std::unique_lock<std::mutex>& lock, const runtime::Deadline& deadline);
+
+ private:
+  void run();
+
+  UcxWorker worker_;
+  runtime::Descriptor stop_;  // an eventfd
+  bool stopping_ = false;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread thread_;
+};
+
+}  // namespace tandem::net
