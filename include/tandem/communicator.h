@@ -28,6 +28,11 @@ struct CommunicatorOptions {
   // How long set-up waits for ranks that have not come, and any set-up exchange for its slowest
   // rank.
   std::chrono::milliseconds timeout{30'000};
+
+  // false: this rank shares no memory with others, as if it were alone on a host of its own; all it
+  // sends goes over the network. For trying the network on one machine. Looked at by
+  // from_all_gather and connect_across_hosts, and needs what they need between hosts.
+  bool share_memory = true;
 };
 
 class Communicator {

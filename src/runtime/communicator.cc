@@ -48,7 +48,7 @@ Communicator Communicator::connect(const std::string& name, int rank, int size,
 
 Communicator Communicator::from_all_gather(int rank, int size, const AllGather& all_gather,
                                            const CommunicatorOptions& options) {
-  const auto introductions = runtime::introduce(rank, size, all_gather);
+  const auto introductions = runtime::introduce(rank, size, all_gather, options.share_memory);
   const std::vector<int> together = runtime::ranks_on_host_of(0, introductions);
   if (together.size() == introductions.size()) {
     return connect(introductions.front().name, rank, size, options);

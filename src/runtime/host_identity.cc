@@ -38,14 +38,16 @@ std::string host_identity() {
          (length > 0 ? std::string(network, static_cast<std::size_t>(length)) : "unknown");
 }
 
-std::vector<Introduction> introduce(int rank, int size, const Communicator::AllGather& all_gather) {
+std::vector<Introduction> introduce(int rank, int size, const Communicator::AllGather& all_gather,
+                                    bool shares_memory) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
     throw Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(rank) + " of " +
                                                  std::to_string(size) +
                                                  ": size must be from 1 to " +
                                                  std::to_string(kMaxRanks) + ", rank in [0, size)");
   }
-  const std::string text = "tandem " + host_identity() + " " + random_rendezvous_name();
+  const std::string own_host = shares_memory ? "" : "/rank-" + std::to_string(rank);
+  const std::string text = "tandem " + host_identity() + own_host + " " + random_rendezvous_name();
   const auto messages = all_gather(std::as_bytes(std::span(text.data(), text.size())));
   if (messages.size() != static_cast<std::size_t>(size)) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -18,9 +18,11 @@ struct Introduction {
   std::string name;      // of 128 random bits, for the ranks of a host to meet under
 };
 
-// Collective through the caller's gathering function, called once: every rank's introduction.
+// Collective through the caller's gathering function, called once: every rank's introduction. A
+// rank that shares no memory (CommunicatorOptions) says that it is on a host of its own.
 // Throws kInvalidArgument where rank, size or what was gathered makes no sense.
-std::vector<Introduction> introduce(int rank, int size, const Communicator::AllGather& all_gather);
+std::vector<Introduction> introduce(int rank, int size, const Communicator::AllGather& all_gather,
+                                    bool shares_memory);
 
 // The ranks on the host of `rank`, ascending.
 std::vector<int> ranks_on_host_of(int rank, const std::vector<Introduction>& introductions);

@@ -41,7 +41,7 @@ class RemotePeers {
     std::int64_t count = 0;
     std::int64_t pitch = 0;
     std::int64_t offset = 0;
-    int parity = 0;  // of the epoch
+    layout::Epoch epoch = 0;
   };
   virtual void send_to_block(int peer, const Rows& rows, std::span<const std::int32_t> sources,
                              std::int64_t sources_offset) = 0;
@@ -71,14 +71,48 @@ class RemotePeers {
   virtual void progress() = 0;
 };
 
+// Brings what peers have sent to where it takes effect, for a buffer whose memory the network
+// cannot write: a GPU's. It lands in memory of the carrier's own and goes on from there. (Where the
+// network can, a buffer of GPU memory needs none.)
+//
+// Thread safety: called by one thread at a time, whichever takes in what comes. Must not throw, nor
+// wait for a peer.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+
+  // Where `size_bytes` are to land: rows that `source` sent in `epoch`, and their source tokens
+  // behind them. Null: that is more than a rank can send in one operation.
+  [[nodiscard]] virtual std::byte* room(int source, layout::Epoch epoch,
+                                        std::int64_t size_bytes) = 0;
+  // Where expert outputs land: twice RemoteMemory::landing_bytes.
+  [[nodiscard]] virtual std::byte* landing() = 0;
+
+  // The following come in the order in which they are to take effect.
+  struct Rows {
+    const std::byte* room = nullptr;
+    std::int64_t size_bytes = 0;
+    std::int64_t offset = 0;  // of the block
+    std::int64_t sources_bytes = 0;
+    std::int64_t sources_offset = 0;
+  };
+  virtual void carry_to_block(const Rows& rows) = 0;
+  virtual void carry_to_landing(std::int64_t offset, std::int64_t size_bytes) = 0;
+  virtual void carry_words(int source, std::int64_t offset,
+                           std::span<const layout::Word> words) = 0;
+  // Nothing more will come from `peer`.
+  virtual void lost(int peer) = 0;
+};
+
 // The memory that a buffer gives to its peers on other hosts.
 struct RemoteMemory {
-  std::shared_ptr<std::byte> block;
+  std::shared_ptr<std::byte> block;  // null with a carrier
   std::int64_t block_bytes = 0;
   std::int64_t control_bytes = 0;  // peers' words lie before this offset
   std::int64_t staging_bytes = 0;  // per parity
   std::int64_t landing_bytes = 0;
   std::function<void()> wake;  // called after words have been stored, or a peer is lost
+  std::shared_ptr<Carrier> carrier = {};
 };
 
 // The network of a communicator some of whose ranks are on other hosts.

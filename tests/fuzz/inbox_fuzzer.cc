@@ -63,7 +63,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
                                      .offset = fuzz::awkward<std::int64_t>(
                                          data, 16 * data.ConsumeIntegralInRange(0, 512)),
                                      .sources_offset = fuzz::awkward<std::int64_t>(
-                                         data, 4 * data.ConsumeIntegralInRange(0, 2048))});
+                                         data, 4 * data.ConsumeIntegralInRange(0, 2048)),
+                                     .epoch = data.ConsumeIntegral<std::uint32_t>(),
+                                     .zero = 0});
     header.resize(header.size() + num_sources * sizeof(std::int32_t));
     const std::vector<std::byte> payload = payload_of(data, kind);
     // On the heap, whose ends the sanitizer guards.

@@ -28,8 +28,22 @@ std::string_view environment(const char* variable, std::string_view fallback) {
 
 std::string_view launch_under_test() {
   const std::string_view text = environment("TANDEM_TEST_LAUNCH", "threads");
-  if (text == "threads" || text == "processes" || text == "hosts") return text;
-  throw std::runtime_error("TANDEM_TEST_LAUNCH must be threads, processes or hosts");
+  if (text == "threads" || text == "processes" || text == "apart" || text == "apart-threads" ||
+      text == "hosts") {
+    return text;
+  }
+  throw std::runtime_error(
+      "TANDEM_TEST_LAUNCH must be threads, processes, apart, apart-threads or hosts");
+}
+
+// What a rank works with: the communicator that it was started with or, apart, another of the same
+// ranks that share no memory.
+Communicator set_apart(const Communicator& together, CommunicatorOptions options) {
+  if (!launch_under_test().starts_with("apart")) return together;
+  options.share_memory = false;
+  return Communicator::from_all_gather(
+      together.rank(), together.size(),
+      [&](std::span<const std::byte> message) { return together.all_gather(message); }, options);
 }
 
 std::string run_body(Rank& rank, const std::function<void(Rank&)>& body) {
@@ -50,7 +64,7 @@ std::string run_in_threads(int num_ranks, const std::function<void(Rank&)>& body
   run_threads(
       num_ranks,
       [&](const Communicator& communicator) {
-        Rank rank(communicator);
+        Rank rank(set_apart(communicator, options));
         reports[rank.index()] = run_body(rank, body);
       },
       options);
@@ -65,7 +79,7 @@ std::string run_in_processes(int num_ranks, const std::function<void(Rank&)>& bo
     return std::find(may_die.begin(), may_die.end(), static_cast<int>(rank)) != may_die.end();
   };
   const auto run_rank = [&](const Communicator& communicator) {
-    Rank rank(communicator);
+    Rank rank(set_apart(communicator, options));
     const std::string report = run_body(rank, body);
     if (!report.empty()) throw std::runtime_error(report);
     return 0;
@@ -98,7 +112,7 @@ Backend backend_under_test() {
   throw std::runtime_error("TANDEM_TEST_BACKEND must be cpu or cuda");
 }
 
-bool ranks_are_processes() { return launch_under_test() != "threads"; }
+bool ranks_are_processes() { return !launch_under_test().ends_with("threads"); }
 
 void* Rank::stream() const {
   return backend_under_test() == Backend::kCuda ? reinterpret_cast<void*>(kPerThreadStream)

@@ -2,8 +2,9 @@
 //
 // Both are parameters of the test program, so that one suite serves every backend:
 //   TANDEM_TEST_BACKEND=cpu|cuda           (default cpu)
-//   TANDEM_TEST_LAUNCH=threads|processes|hosts   (default threads)
-// hosts: processes on three hosts, which are network namespaces (support/hosts.h).
+//   TANDEM_TEST_LAUNCH=threads|processes|apart|apart-threads|hosts   (default threads)
+// apart: processes, or threads, that share no memory, as if each were on a host of its own; hosts:
+// processes on three hosts, which are network namespaces (support/hosts.h).
 //
 // Google Test's assertions stay in the main thread of the parent process. A rank notes its failures
 // through Rank::expect and its kin; run_ranks collects them from every thread or process and

@@ -64,6 +64,19 @@ std::set<std::string> names_of_namespaces() {
   return names;
 }
 
+TEST(Apart, RanksThatShareNoMemoryGiveTheSameAsThreads) {
+  const std::string run =
+      "test-low-latency --json - --tokens 5 --hidden 260 --topk 3 --experts 14 --format fp8 "
+      "--placement all --layout packed --zero-copy on --hook both --iterations 1 --ranks 3 ";
+  const json apart = run_command(run + "--launch apart").json();
+  const json threads = run_command(run + "--launch threads").json();
+  ASSERT_EQ(apart["results"].size(), 3U);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(apart["results"][i]["hash"], threads["results"][i]["hash"]);
+    EXPECT_EQ(apart["results"][i]["launch"], "apart");
+  }
+}
+
 TEST(Hosts, GiveTheSameAsThreadsAndLeaveNoNamespaceBehind) {
   const auto before = names_of_namespaces();
   const std::string run =

@@ -119,6 +119,22 @@ std::vector<RankOutcome> run_as_processes(int num_ranks, const RankBody& body, c
   return outcomes;
 }
 
+std::vector<RankOutcome> run_apart(int num_ranks, CommunicatorOptions options,
+                                   const RankBody& body) {
+  options.share_memory = false;
+  return run_as_processes(num_ranks, body, [&](const auto& run_rank) {
+    return run_processes(
+        num_ranks,
+        [&](const Communicator& together) {
+          return run_rank(Communicator::from_all_gather(
+              together.rank(), num_ranks,
+              [&](std::span<const std::byte> message) { return together.all_gather(message); },
+              options));
+        },
+        options);
+  });
+}
+
 std::vector<RankOutcome> run_on_hosts(int num_ranks, int num_hosts,
                                       const CommunicatorOptions& options, const RankBody& body) {
   const NetworkHosts hosts(num_hosts);
@@ -144,6 +160,8 @@ std::string_view name(Launch launch) {
       return "threads";
     case Launch::kProcesses:
       return "processes";
+    case Launch::kApart:
+      return "apart";
     case Launch::kHosts:
       return "hosts";
   }
@@ -154,6 +172,7 @@ std::vector<RankOutcome> run_ranks(Launch launch, int num_ranks, std::chrono::mi
                                    const RankBody& body, int num_hosts) {
   const CommunicatorOptions options{.timeout = timeout};
   if (launch == Launch::kThreads) return run_as_threads(num_ranks, options, body);
+  if (launch == Launch::kApart) return run_apart(num_ranks, options, body);
   if (launch == Launch::kHosts) return run_on_hosts(num_ranks, num_hosts, options, body);
   return run_as_processes(num_ranks, body, [&](const auto& run_rank) {
     return run_processes(num_ranks, run_rank, options);

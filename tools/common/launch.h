@@ -12,7 +12,7 @@
 
 namespace tandem::tools {
 
-enum class Launch { kThreads, kProcesses, kHosts };
+enum class Launch { kThreads, kProcesses, kApart, kHosts };
 
 std::string_view name(Launch launch);
 
@@ -27,8 +27,9 @@ struct RankOutcome {
 
 // `body` runs once per rank; unless ranks are threads in a forked child, so that it sees everything
 // computed before the call without a copy, and nothing it writes is seen here but its reports. No
-// thread may be running. kHosts: rank r is on host r / (num_ranks / num_hosts), and the hosts are
-// made and gone with this call; throws std::runtime_error saying what is lacking to make them.
+// thread may be running. kApart: processes on this host that share no memory. kHosts: rank r is on
+// host r / (num_ranks / num_hosts), and the hosts are made and gone with this call; throws
+// std::runtime_error saying what is lacking to make them.
 std::vector<RankOutcome> run_ranks(Launch launch, int num_ranks, std::chrono::milliseconds timeout,
                                    const RankBody& body, int num_hosts = 1);
 

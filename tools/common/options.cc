@@ -35,6 +35,7 @@ void add_launch(CLI::App& app, std::string& target) {
 
 Launch launch_of(const std::string& word) {
   if (word == "hosts") return Launch::kHosts;
+  if (word == "apart") return Launch::kApart;
   return word == "processes" ? Launch::kProcesses : Launch::kThreads;
 }
 

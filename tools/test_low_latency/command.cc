@@ -47,9 +47,10 @@ void run_test(const TestOptions& options, Report& report, const Output& output) 
   report.extra["pressure"] = options.pressure;
   report.extra["bandwidth_counts"] = kBandwidthNote;
 
-  const std::string where = options.launch == Launch::kHosts
-                                ? fmt::format("on {} hosts", options.hosts)
-                                : fmt::format("as {}", name(options.launch));
+  const std::string where =
+      options.launch == Launch::kHosts   ? fmt::format("on {} hosts", options.hosts)
+      : options.launch == Launch::kApart ? "as processes that share no memory"
+                                         : fmt::format("as {}", name(options.launch));
   output.print(fmt::format("{} ranks {} ({}), {} tokens, hidden {}, top-{} of {} experts\n",
                            shape.ranks, where, name(options.backend), shape.tokens, shape.hidden,
                            shape.topk, shape.experts));

@@ -47,7 +47,7 @@ void add_options(CLI::App& app, TestArguments& arguments) {
   constexpr int kMany = std::numeric_limits<int>::max();
   add_backend(app, arguments.backend, "where ranks compute");
   add_number(app, "--ranks", arguments.ranks, 1, kMaxRanks, "number of ranks");
-  add_choice(app, "--launch", arguments.launch, {"threads", "processes", "hosts"},
+  add_choice(app, "--launch", arguments.launch, {"threads", "processes", "apart", "hosts"},
              "what a rank is; hosts: a process on one of several\nnetwork namespaces (as root)");
   add_number(app, "--hosts", arguments.hosts, 1, 64, "number of hosts (--launch hosts)");
   add_number(app, "--ranks-per-host", arguments.ranks_per_host, 1, kMaxRanks,

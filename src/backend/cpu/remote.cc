@@ -86,7 +86,7 @@ void CpuBuffer::send_rows(const runtime::DispatchCall& call, const Context& cont
            .count = count,
            .pitch = pitch,
            .offset = region.rows + begin[expert] * pitch,
-           .parity = layout::parity(context.epoch)},
+           .epoch = context.epoch},
           std::span(sources_).subspan(static_cast<std::size_t>(own_starts_[expert]),
                                       static_cast<std::size_t>(count)),
           region.sources + begin[expert] * static_cast<std::int64_t>(sizeof(std::int32_t)));
@@ -125,7 +125,7 @@ void CpuBuffer::push_rows(const runtime::CombineCall& call, const Context& conte
                                         .count = count,
                                         .pitch = pitch,
                                         .offset = half.landed[run] * pitch,
-                                        .parity = layout::parity(context.epoch)});
+                                        .epoch = context.epoch});
     }
   }
 }

@@ -40,7 +40,9 @@ bool lies_in(std::int64_t offset, std::int64_t bytes, std::int64_t end) {
 Inbox::Inbox(runtime::RemoteMemory memory, int size)
     : memory_(std::move(memory)),
       staging_(map(2 * memory_.staging_bytes)),
-      landing_(map(2 * memory_.landing_bytes)),
+      landing_(memory_.carrier == nullptr
+                   ? map(2 * memory_.landing_bytes)
+                   : std::shared_ptr<std::byte>(memory_.carrier, memory_.carrier->landing())),
       peers_(static_cast<std::size_t>(size)) {}
 
 std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std::byte> bytes,
@@ -68,17 +70,41 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
   if (!lies_in(header.offset, length, to_block ? memory_.block_bytes : 2 * memory_.landing_bytes) ||
       !lies_in(header.sources_offset, static_cast<std::int64_t>(source_bytes),
                memory_.block_bytes) ||
-      bytes.size() != sizeof header + source_bytes) {
+      bytes.size() != sizeof header + source_bytes || (!to_block && source_bytes > 0)) {
     return {};
   }
-  if (source_bytes > 0) {
-    std::memcpy(memory_.block.get() + header.sources_offset, bytes.data() + sizeof header,
-                source_bytes);
+  runtime::Carrier* const carrier = memory_.carrier.get();
+  std::byte* where = nullptr;
+  std::byte* sources_at = nullptr;
+  std::function<void()> effect;
+  if (!to_block) {
+    where = landing_.get() + header.offset;
+    if (carrier != nullptr) {
+      effect = [carrier, offset = header.offset, length] {
+        carrier->carry_to_landing(offset, length);
+      };
+    }
+  } else if (carrier != nullptr) {
+    const auto sources_bytes = static_cast<std::int64_t>(source_bytes);
+    where = carrier->room(source, header.epoch, length + sources_bytes);
+    if (where == nullptr) return {};
+    sources_at = where + length;
+    effect = [carrier, rows = runtime::Carrier::Rows{.room = where,
+                                                     .size_bytes = length,
+                                                     .offset = header.offset,
+                                                     .sources_bytes = sources_bytes,
+                                                     .sources_offset = header.sources_offset}] {
+      carrier->carry_to_block(rows);
+    };
+  } else {
+    where = memory_.block.get() + header.offset;
+    sources_at = memory_.block.get() + header.sources_offset;
   }
-  std::byte* const window = to_block ? memory_.block.get() : landing_.get();
-  return Delivery{.where = window + header.offset,
-                  .done = [self = shared_from_this(), source, sequence = header.sequence] {
-                    self->arrived(source, sequence, {});
+  if (source_bytes > 0) std::memcpy(sources_at, bytes.data() + sizeof header, source_bytes);
+  return Delivery{.where = where,
+                  .done = [self = shared_from_this(), source, sequence = header.sequence,
+                           effect = std::move(effect)]() mutable {
+                    self->arrived(source, sequence, std::move(effect));
                   }};
 }
 
@@ -98,21 +124,21 @@ void Inbox::arrived(int source, std::uint64_t sequence, std::function<void()> ef
 void Inbox::take_effect(int source, MessageKind kind, std::span<const std::byte> payload) {
   switch (kind) {
     case MessageKind::kWords:
-      store(payload);
+      store(source, payload);
       return;
     case MessageKind::kFailure:
       if (failure_ || !(failure_ = runtime::decode_failure(payload))) return;
       failed_.store(true, std::memory_order_release);  // pairs with the acquire in failed
       return;
     case MessageKind::kLeft:
-      peers_[source].lost.store(true, std::memory_order_release);
+      lose(source);
       return;
     default:
       return;
   }
 }
 
-void Inbox::store(std::span<const std::byte> runs) {
+void Inbox::store(int source, std::span<const std::byte> runs) {
   while (runs.size() >= sizeof(RunHeader)) {
     RunHeader run;
     std::memcpy(&run, runs.data(), sizeof run);
@@ -123,22 +149,31 @@ void Inbox::store(std::span<const std::byte> runs) {
     if (!lies_in(run.offset, bytes, memory_.control_bytes) || run.offset % alignof(Word) != 0) {
       return;
     }
-    for (std::int64_t i = 0; i < run.count; ++i) {
-      Word value;
-      std::memcpy(&value, runs.data() + i * sizeof value, sizeof value);
-      auto* const word = reinterpret_cast<Word*>(memory_.block.get() + run.offset) + i;
-      // In the order sent, so that the last is released after all before it, and after the rows.
-      // Pairs with the acquires of the buffer's waits.
-      std::atomic_ref<Word>(*word).store(value, std::memory_order_release);
+    const auto* const words = reinterpret_cast<const Word*>(runs.data());
+    if (memory_.carrier != nullptr) {
+      memory_.carrier->carry_words(source, run.offset,
+                                   {words, static_cast<std::size_t>(run.count)});
+    } else {
+      auto* const to = reinterpret_cast<Word*>(memory_.block.get() + run.offset);
+      for (std::int64_t i = 0; i < run.count; ++i) {
+        // In the order sent, so that the last is released after all before it, and after the rows.
+        // Pairs with the acquires of the buffer's waits.
+        std::atomic_ref<Word>(to[i]).store(words[i], std::memory_order_release);
+      }
     }
     runs = runs.subspan(static_cast<std::size_t>(bytes));
   }
 }
 
 void Inbox::peer_lost(int peer) {
+  lose(peer);
+  memory_.wake();
+}
+
+void Inbox::lose(int peer) {
   // After the words that came before. Pairs with the acquire in is_lost.
   peers_[peer].lost.store(true, std::memory_order_release);
-  memory_.wake();
+  if (memory_.carrier != nullptr) memory_.carrier->lost(peer);
 }
 
 RemoteLink::RemoteLink(std::shared_ptr<Connections> connections, std::uint32_t channel, int size,
@@ -176,7 +211,7 @@ void RemoteLink::send_to_block(int peer, const Rows& rows, std::span<const std::
 
 void RemoteLink::send_to_landing(int peer, const Rows& rows) {
   Rows placed = rows;
-  placed.offset += rows.parity * inbox_->memory().landing_bytes;
+  placed.offset += layout::parity(rows.epoch) * inbox_->memory().landing_bytes;
   send_rows(peer, placed, MessageKind::kToLanding, {}, 0);
 }
 
@@ -186,13 +221,15 @@ void RemoteLink::send_rows(int peer, const Rows& rows, MessageKind kind,
                             .kind = static_cast<std::uint32_t>(kind),
                             .num_sources = static_cast<std::uint32_t>(sources.size()),
                             .offset = rows.offset,
-                            .sources_offset = sources_offset};
+                            .sources_offset = sources_offset,
+                            .epoch = rows.epoch,
+                            .zero = 0};
   std::vector<std::byte> bytes(sizeof header + sources.size_bytes());
   std::memcpy(bytes.data(), &header, sizeof header);
   if (!sources.empty()) {
     std::memcpy(bytes.data() + sizeof header, sources.data(), sources.size_bytes());
   }
-  std::atomic<std::int64_t>& leaving = inbox_->num_leaving(peer, rows.parity);
+  std::atomic<std::int64_t>& leaving = inbox_->num_leaving(peer, layout::parity(rows.epoch));
   leaving.fetch_add(1, std::memory_order_relaxed);
   connections_->send(
       peer,
@@ -238,7 +275,9 @@ void RemoteLink::send_bytes(int peer, MessageKind kind, std::vector<std::byte> b
                             .kind = static_cast<std::uint32_t>(kind),
                             .num_sources = 0,
                             .offset = 0,
-                            .sources_offset = 0};
+                            .sources_offset = 0,
+                            .epoch = 0,
+                            .zero = 0};
   const auto head = std::as_bytes(std::span(&header, 1));
   connections_->send(peer, {.channel = channel_,
                             .header = {head.begin(), head.end()},

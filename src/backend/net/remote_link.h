@@ -20,6 +20,8 @@ struct BufferHeader {
   std::uint32_t num_sources;
   std::int64_t offset;          // rows: of the block or the landing memory
   std::int64_t sources_offset;  // of the block
+  std::uint32_t epoch;          // rows: of the operation
+  std::uint32_t zero;
 };
 enum class MessageKind : std::uint32_t {
   kWords = 0,
@@ -78,7 +80,8 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
   // The message `sequence` is here; what it and its successors do is done in their order.
   void arrived(int source, std::uint64_t sequence, std::function<void()> effect);
   void take_effect(int source, MessageKind kind, std::span<const std::byte> payload);
-  void store(std::span<const std::byte> runs);
+  void store(int source, std::span<const std::byte> runs);
+  void lose(int peer);
 
   runtime::RemoteMemory memory_;
   std::shared_ptr<std::byte> staging_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "backend/net/remote_link.h"
@@ -89,6 +90,99 @@ TEST_F(InboxTest, TakesNoMemoryForWordsThatCannotBe) {
   const BufferHeader header{};
   EXPECT_FALSE(
       inbox_->accept(1, std::as_bytes(std::span(&header, 1)), std::size_t{1} << 40).has_value());
+}
+
+// Notes what it is to carry, in the order of the calls.
+class Notes final : public runtime::Carrier {
+ public:
+  std::byte* room(int, layout::Epoch epoch, std::int64_t size_bytes) override {
+    return epoch == 7 && size_bytes <= std::ssize(room_) ? room_.data() : nullptr;
+  }
+  std::byte* landing() override { return landing_.data(); }
+  void carry_to_block(const Rows& rows) override {
+    note("rows " + std::to_string(rows.size_bytes) + " at " + std::to_string(rows.offset));
+    note("sources " + std::to_string(rows.sources_bytes) + " at " +
+         std::to_string(rows.sources_offset));
+    EXPECT_EQ(rows.room, room_.data());
+  }
+  void carry_to_landing(std::int64_t offset, std::int64_t size_bytes) override {
+    note("landing " + std::to_string(size_bytes) + " at " + std::to_string(offset));
+  }
+  void carry_words(int source, std::int64_t offset, std::span<const layout::Word> words) override {
+    note(std::to_string(words.size()) + " words of " + std::to_string(source) + " at " +
+         std::to_string(offset));
+  }
+  void lost(int peer) override { note("lost " + std::to_string(peer)); }
+
+  std::vector<std::string> notes;
+
+ private:
+  void note(const std::string& text) { notes.push_back(text); }
+
+  std::vector<std::byte> room_ = std::vector<std::byte>(64);
+  std::vector<std::byte> landing_ = std::vector<std::byte>(2 * 4096);
+};
+
+class CarriedInboxTest : public testing::Test {
+ protected:
+  CarriedInboxTest()
+      : carrier_(std::make_shared<Notes>()),
+        inbox_(std::make_shared<Inbox>(runtime::RemoteMemory{.block = nullptr,
+                                                             .block_bytes = kBlockBytes,
+                                                             .control_bytes = kControlBytes,
+                                                             .staging_bytes = 0,
+                                                             .landing_bytes = 4096,
+                                                             .wake = [] {},
+                                                             .carrier = carrier_},
+                                       2)) {}
+
+  std::optional<Receiver::Delivery> accept(const BufferHeader& header, std::size_t payload_bytes) {
+    std::vector<std::byte> bytes(sizeof header + header.num_sources * sizeof(std::int32_t));
+    std::memcpy(bytes.data(), &header, sizeof header);
+    return inbox_->accept(1, bytes, payload_bytes);
+  }
+
+  static BufferHeader rows(std::uint64_t sequence, MessageKind kind) {
+    return {.sequence = sequence,
+            .kind = static_cast<std::uint32_t>(kind),
+            .num_sources = kind == MessageKind::kToBlock ? 2U : 0U,
+            .offset = 4112,
+            .sources_offset = 4096,
+            .epoch = 7,
+            .zero = 0};
+  }
+
+  std::shared_ptr<Notes> carrier_;
+  std::shared_ptr<Inbox> inbox_;
+};
+
+TEST_F(CarriedInboxTest, CarriesRowsAndWordsInTheOrderSentWhateverArrivesFirst) {
+  BufferHeader words{};
+  words.sequence = 2;
+  const auto last = accept(words, sizeof(RunHeader) + 16);
+  const RunHeader run{.offset = 8, .count = 2};
+  std::memcpy(last->where, &run, sizeof run);
+  last->done();
+  const auto second = accept(rows(1, MessageKind::kToLanding), 48);
+  EXPECT_EQ(second->where, carrier_->landing() + 4112);
+  second->done();
+  EXPECT_TRUE(carrier_->notes.empty());
+  accept(rows(0, MessageKind::kToBlock), 32)->done();
+  inbox_->peer_lost(1);
+  const std::vector<std::string> expected = {"rows 32 at 4112", "sources 8 at 4096",
+                                             "landing 48 at 4112", "2 words of 1 at 8", "lost 1"};
+  EXPECT_EQ(carrier_->notes, expected);
+}
+
+TEST_F(CarriedInboxTest, DropsRowsThatTheCarrierHasNoRoomFor) {
+  EXPECT_FALSE(accept(rows(0, MessageKind::kToBlock), 64).has_value());
+  EXPECT_TRUE(accept(rows(0, MessageKind::kToBlock), 56).has_value());
+}
+
+TEST_F(CarriedInboxTest, DropsSourceTokensOfRowsThatHaveNone) {
+  BufferHeader header = rows(0, MessageKind::kToLanding);
+  header.num_sources = 1;
+  EXPECT_FALSE(accept(header, 16).has_value());
 }
 
 }  // namespace
