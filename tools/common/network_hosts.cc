@@ -71,12 +71,10 @@ NetworkHosts::NetworkHosts(int num_hosts) {
         fmt::format("link set lo up\naddress add {}/24 dev eth0\n", address(host)));
     set_link(host, true);
   }
-  await_forwarding();
+  await_forwarding(num_hosts);
 }
 
-// A bridge forwards to a port once the kernel has taken note of its link, and that it does about
-// once a second: packets sent before are lost.
-void NetworkHosts::await_forwarding() const {
+void NetworkHosts::await_forwarding(int num_ports) const {
   constexpr std::string_view kForwarding = "state forwarding";
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   for (;;) {
@@ -85,7 +83,7 @@ void NetworkHosts::await_forwarding() const {
     for (std::size_t at = 0; (at = links.find(kForwarding, at)) != std::string::npos; ++at) {
       ++num_forwarding;
     }
-    if (num_forwarding >= size()) return;
+    if (num_forwarding >= num_ports) return;
     if (std::chrono::steady_clock::now() > limit) {
       throw std::runtime_error("the bridge between hosts does not come up");
     }

@@ -33,8 +33,11 @@ class NetworkHosts {
   std::string run(int host, const std::vector<std::string>& command,
                   std::string_view input = {}) const;
 
+  // A bridge forwards to a port once the kernel has taken note of its link, and that it does about
+  // once a second: packets sent before are lost. Waits until it does to that many on the switch.
+  void await_forwarding(int num_ports) const;
+
  private:
-  void await_forwarding() const;
   [[nodiscard]] int descriptor(int host) const { return host == kSwitch ? switch_ : hosts_[host]; }
 
   int switch_ = -1;

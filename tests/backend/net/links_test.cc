@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "support/delayed_link.h"
 #include "support/exchange.h"
 #include "support/hosts.h"
 
@@ -92,6 +93,19 @@ TEST(NetLinks, Loss) {
               "numgen random mod 1000 < 10 drop; }; }");
   expect_operations_to_be_right(kShapes, in_turn, 20);
   hosts().run(1, {"nft", "delete", "table", "netdev", "loss"});
+}
+
+TEST(NetLinks, Delay) {
+  constexpr auto kDelay = 5ms;
+  const DelayedLink link(hosts(), 1, kDelay);
+  std::chrono::steady_clock::time_point start;
+  expect_operations_to_be_right(kShapes, in_turn, 5, [&](Rank& rank, int round) {
+    // Nothing is faster than the link: it is there.
+    if (round > 0) {
+      rank.expect(std::chrono::steady_clock::now() - start >= 2 * kDelay, "the link is slow");
+    }
+    start = std::chrono::steady_clock::now();
+  });
 }
 
 TEST(NetLinks, CutInMidOperationThatMendsBeforeTheTimeout) {
