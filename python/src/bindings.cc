@@ -28,19 +28,20 @@ double seconds(std::chrono::nanoseconds duration) {
              : std::chrono::duration<double>(duration).count();
 }
 
-// Raises tandem_ep.Error with the fields of a tandem::Error.
-void raise_error(const Error& error) {
+}  // namespace
+
+nb::object to_python(const Error& error) {
   const ErrorInfo& info = error.info();
   const std::string where =
       std::string(error.where().file_name()) + ":" + std::to_string(error.where().line());
   const nb::object type = nb::module_::import_("tandem_ep._error").attr("Error");
-  const nb::object instance =
-      type(error.what(), "code"_a = info.code, "operation"_a = text(name(info.operation)),
-           "epoch"_a = info.epoch, "phase"_a = text(name(info.phase)), "peer"_a = info.peer,
-           "expected"_a = info.expected, "seen"_a = info.seen, "waited"_a = seconds(info.waited),
-           "limit"_a = seconds(info.limit), "where"_a = where);
-  PyErr_SetObject(type.ptr(), instance.ptr());
+  return type(error.what(), "code"_a = info.code, "operation"_a = text(name(info.operation)),
+              "epoch"_a = info.epoch, "phase"_a = text(name(info.phase)), "peer"_a = info.peer,
+              "expected"_a = info.expected, "seen"_a = info.seen, "waited"_a = seconds(info.waited),
+              "limit"_a = seconds(info.limit), "where"_a = where);
 }
+
+namespace {
 
 void bind_errors(nb::module_& module) {
   nb::enum_<ErrorCode>(module, "ErrorCode", "What kind of error a tandem_ep.Error is.")
@@ -66,12 +67,14 @@ void bind_errors(nb::module_& module) {
              "A peer has ended or destroyed its end: during set-up, or while waited for.")
       .value("FAILED_BUFFER", ErrorCode::kFailedBuffer,
              "An earlier operation on this buffer failed; the message repeats its error.")
-      .value("MASKED", ErrorCode::kMasked, "This rank has been masked by its peers.");
+      .value("MASKED", ErrorCode::kMasked,
+             "This rank has been masked by its peers; recover() lets it back.");
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);
     } catch (const Error& error) {
-      raise_error(error);
+      const nb::object instance = to_python(error);
+      PyErr_SetObject(instance.type().ptr(), instance.ptr());
     }
   });
 }
@@ -109,6 +112,9 @@ void bind_vocabulary(nb::module_& module) {
   nb::enum_<Backend>(module, "Backend", "Where ranks live.")
       .value("CPU", Backend::kCpu)
       .value("CUDA", Backend::kCuda);
+  nb::enum_<OnTimeout>(module, "OnTimeout", "What becomes of an operation that a rank misses.")
+      .value("FAIL", OnTimeout::kFail, "It fails on every rank.")
+      .value("MASK", OnTimeout::kMask, "The rank is masked, and the operation ends without it.");
   module.attr("DTYPES") = by_name({DType::kBFloat16, DType::kFloat16, DType::kFloat32,
                                    DType::kFloat8E4M3, DType::kInt32, DType::kInt64});
   module.attr("FORMATS") = by_name({Format::kBFloat16, Format::kFloat16, Format::kFloat32,
@@ -117,6 +123,7 @@ void bind_vocabulary(nb::module_& module) {
       by_name({Placement::kAutomatic, Placement::kPacked, Placement::kSlotted});
   module.attr("LAYOUTS") = by_name({Layout::kPadded, Layout::kPacked});
   module.attr("BACKENDS") = by_name({Backend::kCpu, Backend::kCuda});
+  module.attr("ON_TIMEOUT") = by_name({OnTimeout::kFail, OnTimeout::kMask});
   module.attr("MAX_HIDDEN") = kMaxHidden;
   module.attr("MAX_TOPK") = kMaxTopk;
   module.attr("MAX_RANKS") = kMaxRanks;

@@ -50,6 +50,11 @@ class PyBuffer {
     buffer_ = std::make_shared<Buffer>(communicator, options);
   }
 
+  static PyBuffer join(int rank, const BufferOptions& options) {
+    const nb::gil_scoped_release unlocked;
+    return PyBuffer(std::make_shared<Buffer>(Buffer::join(rank, options)));
+  }
+
   [[nodiscard]] const std::shared_ptr<Buffer>& get() const {
     if (!buffer_) throw Error(ErrorCode::kInvalidArgument, "the buffer was destroyed");
     return buffer_;
@@ -97,7 +102,17 @@ class PyBuffer {
     return buffer->combine(y_view, weights_view, dispatched.result.handle, out_view, options);
   }
 
+  // One of Buffer's functions that need no arrays, while other threads may run.
+  template <auto kFunction, typename... Arguments>
+  auto call(Arguments... arguments) const {
+    const std::shared_ptr<Buffer> buffer = get();
+    const nb::gil_scoped_release unlocked;
+    return (buffer.get()->*kFunction)(arguments...);
+  }
+
  private:
+  explicit PyBuffer(std::shared_ptr<Buffer> buffer) : buffer_(std::move(buffer)) {}
+
   std::shared_ptr<Buffer> buffer_;
 };
 
@@ -119,6 +134,9 @@ void bind_options(nb::module_& module) {
       .def_prop_rw(
           "timeout", [](const BufferOptions& self) { return to_seconds(self.timeout); },
           [](BufferOptions& self, double seconds) { self.timeout = from_seconds(seconds); })
+      .def_rw("on_timeout", &BufferOptions::on_timeout)
+      .def_rw("door", &BufferOptions::door)
+      .def_rw("max_ranks", &BufferOptions::max_ranks)
       .def_rw("num_threads", &BufferOptions::num_threads)
       .def_rw("device", &BufferOptions::device)
       .def_rw("num_sms", &BufferOptions::num_sms)
@@ -150,7 +168,8 @@ void bind_results(nb::module_& module) {
       .def_prop_ro("offsets", &member_view<&DispatchResult::offsets>)
       .def_prop_ro("ranges", &member_view<&DispatchResult::ranges>)
       .def_prop_ro("source_tokens", &member_view<&DispatchResult::source_tokens>)
-      .def_prop_ro("hook", [](const Dispatched& self) { return self.result.hook; });
+      .def_prop_ro("hook", [](const Dispatched& self) { return self.result.hook; })
+      .def("active", [](const Dispatched& self) { return self.result.handle.active(); });
 }
 
 }  // namespace
@@ -175,11 +194,20 @@ void bind_buffer(nb::module_& module) {
       .def("next_combine_buffer", &PyBuffer::next_combine_buffer, "dispatched"_a, "dtype"_a)
       .def("combine", &PyBuffer::combine, "y"_a, "topk_weights"_a, "dispatched"_a, "out"_a,
            "return_hook"_a = false, "stream"_a = 0, "num_sms"_a = 0)
-      .def("check", [](const PyBuffer& self) {
-        const std::shared_ptr<Buffer> buffer = self.get();
-        const nb::gil_scoped_release unlocked;
-        buffer->check();
-      });
+      .def("check", &PyBuffer::call<&Buffer::check>)
+      .def_static("join", &PyBuffer::join, "rank"_a, "options"_a)
+      .def("mask", &PyBuffer::call<&Buffer::mask, int>, "rank"_a)
+      .def("unmask", &PyBuffer::call<&Buffer::unmask, int>, "rank"_a)
+      .def("recover", &PyBuffer::call<&Buffer::recover>)
+      .def("active", &PyBuffer::call<&Buffer::active>)
+      .def("waiting", &PyBuffer::call<&Buffer::waiting>)
+      .def(
+          "last_loss",
+          [](const PyBuffer& self) {
+            const std::optional<Error> loss = self.call<&Buffer::last_loss>();
+            return loss ? to_python(*loss) : nb::none();
+          },
+          nb::sig("def last_loss(self) -> object | None"));
 }
 
 }  // namespace tandem::python

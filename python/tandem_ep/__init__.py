@@ -16,9 +16,10 @@ DLPack go in without a copy; results come back in the caller's framework.
 `python -m tandem_ep.info` says what this build can do on this machine.
 """
 
-from ._buffer import Buffer, DispatchHandle, DispatchResult, Hook
+from ._buffer import Buffer
 from ._communicator import Communicator, run_threads
 from ._error import Error
+from ._results import DispatchHandle, DispatchResult, Hook
 from ._tandem import MAX_HIDDEN, MAX_RANKS, MAX_TOPK, BackendInfo, ErrorCode, View, backends
 from ._tandem import version as _version
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Sequence
+from typing import Any, Optional, Union, cast
 
 from . import _tandem
 from ._communicator import Communicator
 from ._error import Error
 from ._frameworks import Framework, framework_of, parse_dtype, stream_handle
+from ._results import DispatchHandle, DispatchResult, Hook
 from ._tandem import DType, ErrorCode, Format, Layout, Placement
 
 _FORMAT_OF = {
@@ -44,6 +45,9 @@ def _options(
     padded_layout: bool = True,
     capacity_rows: int = 0,
     timeout: float = 30.0,
+    on_timeout: str = "fail",
+    door: str = "",
+    max_ranks: int = 0,
     num_threads: int = 1,
     device: int = -1,
     num_sms: int = 0,
@@ -63,122 +67,14 @@ def _options(
     options.padded_layout = padded_layout
     options.capacity_rows = capacity_rows
     options.timeout = timeout
+    options.on_timeout = _parse("on_timeout", on_timeout, _tandem.ON_TIMEOUT)
+    options.door = door
+    options.max_ranks = max_ranks
     options.num_threads = num_threads
     options.device = device
     options.num_sms = num_sms
     options.first_epoch = first_epoch
     return options
-
-
-class Hook:
-    """Runs an operation's receive phase when called: `hook()`.
-
-    It runs once; calling it again does nothing. Hooks of one buffer run in the order of their
-    operations. It keeps the operation's arrays, and the buffer, alive until then.
-    """
-
-    __slots__ = ("_keep", "_run", "_settle")
-
-    def __init__(self, run: _tandem.Hook, keep: Any, settle: Optional[Callable[[], None]]) -> None:
-        self._run = run
-        self._keep = keep
-        self._settle = settle
-
-    def __call__(self) -> None:
-        self._run()
-        if self._settle is not None:
-            self._settle()
-        self._keep = self._settle = None
-
-
-class DispatchHandle:
-    """Ties a combine to its dispatch. Valid until its half of the buffer is taken by a later
-    dispatch, normally the next but one; an older one is refused with STALE_HANDLE."""
-
-    __slots__ = ("_device", "_dtype", "_framework", "_inner", "_shape", "_topk_idx")
-
-    def __init__(self, inner: _tandem.Dispatched, framework: Framework, device: int,
-                 dtype: DType, topk_idx: Any, shape: tuple[int, ...]) -> None:  # fmt: skip
-        self._inner = inner
-        self._framework = framework
-        self._device = device
-        self._dtype = dtype
-        self._topk_idx = topk_idx  # read again by the combine
-        self._shape = shape  # [T, H]
-
-
-class DispatchResult:
-    """What arrived at this rank. With a hook, valid once the hook has run.
-
-    Arrays are of the framework of the dispatch's `x`, made when first asked for. All but `x` and
-    `scales` are views of the buffer's memory and hold what they say as long as the handle is
-    valid; so are `x` and `scales` under packed placement, while under slotted placement they are
-    arrays of your own. (JAX: copies, taken when first asked for.) R ranks, L experts on this rank,
-    M tokens at most per rank, H channels.
-
-    Attributes:
-        x: rows, [L, R * M, H] (padded layout) or [rows, H] (packed layout), of the format's
-            element type: that of the dispatch's x, or fp8 e4m3.
-        scales: fp8 only, else None: float32 [..., ceil(H / 128)]; for "fp8-ue8m0" int32
-            [..., ceil(H / 512)] with four bytes each.
-        counts: int32 [L], rows received for each local expert.
-        offsets: int64 [L + 1], first row of each expert in x taken as [rows, H]; the last entry is
-            the end of the last expert's space.
-        ranges: int64 [L, R], rows of local expert l from rank r: count in the low 32 bits, first
-            row (counted from offsets[l]) in the high 32 bits.
-        source_tokens: int32 [rows], index on its source rank of each row's token; undefined in
-            rows that hold no token.
-        handle: for next_combine_buffer and combine.
-        hook: the receive phase, or None unless return_hook was given.
-    """
-
-    __slots__ = ("_arrays", "_views", "handle", "hook")
-
-    def __init__(
-        self, handle: DispatchHandle, hook: Optional[Hook], x: Any = None, scales: Any = None
-    ) -> None:
-        self.handle = handle
-        self.hook = hook
-        self._arrays: dict[str, Any] = {}
-        if x is not None:
-            self._arrays["x"] = x
-            self._arrays["scales"] = scales
-
-    def _array(self, name: str) -> Any:
-        if name not in self._arrays:
-            view = getattr(self.handle._inner, name)
-            self._arrays[name] = None if view is None else self.handle._framework.from_view(view)
-        return self._arrays[name]
-
-    @property
-    def x(self) -> Any:
-        """Rows, [L, R * M, H] or [rows, H]."""
-        return self._array("x")
-
-    @property
-    def scales(self) -> Any:
-        """fp8 only: [..., ceil(H / 128)] float32, or [..., ceil(H / 512)] int32."""
-        return self._array("scales")
-
-    @property
-    def counts(self) -> Any:
-        """int32 [L]."""
-        return self._array("counts")
-
-    @property
-    def offsets(self) -> Any:
-        """int64 [L + 1]."""
-        return self._array("offsets")
-
-    @property
-    def ranges(self) -> Any:
-        """int64 [L, R]."""
-        return self._array("ranges")
-
-    @property
-    def source_tokens(self) -> Any:
-        """int32 [rows]."""
-        return self._array("source_tokens")
 
 
 class Buffer:
@@ -193,8 +89,11 @@ class Buffer:
     Making one is collective and allocates everything. The operations on one buffer are one
     sequence, the same on every rank; calls from several threads need the caller's lock. Waiting
     releases the interpreter's lock. Wrong arguments raise `Error` with INVALID_ARGUMENT before
-    anything is sent and leave the buffer usable; after TIMEOUT or MISMATCH it is failed, and every
-    later call says so with FAILED_BUFFER.
+    anything is sent and leave the buffer usable; after TIMEOUT, PEER_LOST or MISMATCH it is failed
+    on every rank, and every later call says so with FAILED_BUFFER until all have called recover().
+
+    CPU ranks may lose ranks and go on, and find them again: mask, unmask, recover, join
+    (docs/failures.md). What concerns ranks goes by rank, in lists of length R.
 
     On the GPU work is queued on the caller's current stream (torch's or CuPy's) or the one given,
     and results are ready for work queued there later. Inputs must not be freed to another stream
@@ -213,6 +112,14 @@ class Buffer:
             memory that only an excluded use needs is not allocated.
         capacity_rows: rows of the view and of the combine region; 0: the worst case.
         timeout: seconds that any wait may take; math.inf for no limit; may differ per rank.
+        on_timeout: what becomes of an operation in which a rank misses the timeout or has ended:
+            "fail", on every rank; or "mask": that rank is masked, and the operation ends without
+            it. CPU ranks only.
+        door: a name, any text, under which processes of this user on this host may join the
+            buffer later; of one buffer at a time. Empty: nobody may. CPU ranks only.
+        max_ranks: ranks that there may ever be; experts and memory are shared out among that many
+            (R), and those beyond the communicator's count as masked until they join. 0: as many
+            as it has. CPU ranks only.
         num_threads: CPU threads that this rank works with.
         device: CUDA device of this rank; -1: the current one.
         num_sms: CUDA multiprocessors that operations use; 0: a share of the device.
@@ -236,6 +143,9 @@ class Buffer:
         padded_layout: bool = True,
         capacity_rows: int = 0,
         timeout: float = 30.0,
+        on_timeout: str = "fail",
+        door: str = "",
+        max_ranks: int = 0,
         num_threads: int = 1,
         device: int = -1,
         num_sms: int = 0,
@@ -243,7 +153,31 @@ class Buffer:
     ) -> None:
         arguments = dict(locals())
         del arguments["self"], arguments["communicator"]
-        self._inner = _tandem.Buffer(communicator._inner, _options(**arguments))
+        self._take(_tandem.Buffer(communicator._inner, _options(**arguments)))
+
+    @classmethod
+    def join(cls, rank: int, **options: Any) -> Buffer:
+        """The end of a process (or thread) that becomes `rank` of a running buffer: in place of one
+        that has ended and been masked, or as a rank that has never been there.
+
+        Blocks, without the interpreter's lock, until an active rank calls unmask(rank); the others
+        go on meanwhile.
+
+        Args:
+            rank: which, in [0, R).
+            options: as the constructor's: those of the others, with the name of their door.
+
+        Raises:
+            Error: INVALID_ARGUMENT (no door named, a rank that cannot be), MISMATCH (options that
+                differ), ORDER (another process is this rank), TIMEOUT (nobody opens a door, the
+                rank is not masked, or is not let in), RESOURCE, UNSUPPORTED (not on CPUs).
+        """
+        buffer = cls.__new__(cls)
+        buffer._take(_tandem.Buffer.join(rank, _options(**options)))
+        return buffer
+
+    def _take(self, inner: _tandem.Buffer) -> None:
+        self._inner = inner
         options = self._inner.options
         self._local_experts = self._inner.local_experts
         self._rank, self._num_ranks = self._inner.rank, self._inner.num_ranks
@@ -263,7 +197,7 @@ class Buffer:
 
     @property
     def num_ranks(self) -> int:
-        """R."""
+        """R, with ranks that may yet join."""
         return self._num_ranks
 
     @property
@@ -417,6 +351,58 @@ class Buffer:
             return out, Hook(hook, (y, topk_weights, handle, out), settle)
         settle()
         return out
+
+    def mask(self, rank: int) -> None:
+        """Masks a rank, on all ranks from their next operation at the latest: it is neither written
+        to nor waited for, its tokens are not received, and what selects its experts is dropped
+        like a negative index. Weights are not renormalised; a token whose experts are all masked
+        gives zeros. Called by any active rank, between operations; nothing if it is masked
+        already.
+
+        Raises:
+            Error: INVALID_ARGUMENT (no such rank, or this one), UNSUPPORTED (not on CPUs).
+        """
+        self._inner.mask(rank)
+
+    def unmask(self, rank: int) -> None:
+        """Lets a masked rank take part again, on all ranks from the same operation on, at most
+        three later. Called by any active rank, between operations; nothing if it is
+        active already.
+
+        Raises:
+            Error: ORDER unless that rank waits in recover() or join() (see waiting),
+                INVALID_ARGUMENT (no such rank), UNSUPPORTED (not on CPUs).
+        """
+        self._inner.unmask(rank)
+
+    def active(self) -> list[bool]:
+        """[R]: False for a rank that is masked, as far as this rank has noticed; True for all
+        others, also one that unmask has let in and whose first operation is still to come."""
+        return self._inner.active()
+
+    def recover(self) -> list[bool]:
+        """After a failure: a new start, collective over the active ranks. Waits for all of them,
+        masks those that have ended or do not come within the timeout, and returns who is active,
+        [R]. Handles of earlier dispatches are stale, hooks that have not run are void. Called
+        while nothing has failed, it makes the operations of peers fail, since they have to come
+        here too.
+
+        A rank that is masked waits here until an active one calls unmask for it.
+
+        Raises:
+            Error: TIMEOUT (masked, and nobody lets it in), UNSUPPORTED (not on CPUs).
+        """
+        return self._inner.recover()
+
+    def waiting(self) -> list[int]:
+        """Ranks that wait to be let in, ascending: those that are masked and have called recover or
+        join."""
+        return self._inner.waiting()
+
+    def last_loss(self) -> Optional[Error]:
+        """Why a rank was lost or operations have failed, as agreed between the ranks; None if the
+        last change of who takes part was none of the kind. Returned, not raised."""
+        return cast(Optional[Error], self._inner.last_loss())
 
     def check(self) -> None:
         """Raises the error of an operation that has failed since, if one has: GPU ranks find out

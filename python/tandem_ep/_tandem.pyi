@@ -45,7 +45,7 @@ class ErrorCode(enum.Enum):
     """
 
     MASKED = 11
-    """This rank has been masked by its peers."""
+    """This rank has been masked by its peers; recover() lets it back."""
 
 class DType(enum.Enum):
     """Type of an array's elements."""
@@ -100,6 +100,15 @@ class Backend(enum.Enum):
 
     CUDA = 1
 
+class OnTimeout(enum.Enum):
+    """What becomes of an operation that a rank misses."""
+
+    FAIL = 0
+    """It fails on every rank."""
+
+    MASK = 1
+    """The rank is masked, and the operation ends without it."""
+
 DTYPES: dict = ...
 
 FORMATS: dict = ...
@@ -109,6 +118,8 @@ PLACEMENTS: dict = ...
 LAYOUTS: dict = ...
 
 BACKENDS: dict = {'cpu' : Backend.CPU, 'cuda' : Backend.CUDA}
+
+ON_TIMEOUT: dict = ...
 
 MAX_HIDDEN: int = 65536
 
@@ -317,6 +328,24 @@ class BufferOptions:
     def timeout(self, arg: float, /) -> None: ...
 
     @property
+    def on_timeout(self) -> OnTimeout: ...
+
+    @on_timeout.setter
+    def on_timeout(self, arg: OnTimeout, /) -> None: ...
+
+    @property
+    def door(self) -> str: ...
+
+    @door.setter
+    def door(self, arg: str, /) -> None: ...
+
+    @property
+    def max_ranks(self) -> int: ...
+
+    @max_ranks.setter
+    def max_ranks(self, arg: int, /) -> None: ...
+
+    @property
     def num_threads(self) -> int: ...
 
     @num_threads.setter
@@ -418,6 +447,8 @@ class Dispatched:
     @property
     def hook(self) -> Hook: ...
 
+    def active(self) -> list[bool]: ...
+
 class Buffer:
     """See tandem_ep.Buffer."""
 
@@ -453,3 +484,18 @@ class Buffer:
     def combine(self, y: Input, topk_weights: Input, dispatched: Dispatched, out: Input, return_hook: bool = False, stream: int = 0, num_sms: int = 0) -> Hook: ...
 
     def check(self) -> None: ...
+
+    @staticmethod
+    def join(rank: int, options: BufferOptions) -> Buffer: ...
+
+    def mask(self, rank: int) -> None: ...
+
+    def unmask(self, rank: int) -> None: ...
+
+    def recover(self) -> list[bool]: ...
+
+    def active(self) -> list[bool]: ...
+
+    def waiting(self) -> list[int]: ...
+
+    def last_loss(self) -> object | None: ...

@@ -263,6 +263,44 @@ def check_two_in_flight(buffer: Any, group: Any, device: str) -> None:
         torch.testing.assert_close(out.float(), inputs.x.float() * total, rtol=2e-2, atol=1e-3)
 
 
+def check_masks(group: Any, size: int, device: str) -> None:
+    """The last rank is left out: it brings nothing, and what selects its experts gives nothing."""
+    rank, ranks = group.rank(), group.size()
+    last = ranks - 1
+    buffer = deep_ep.Buffer(
+        group, num_rdma_bytes=size, low_latency_mode=True, num_qps_per_rank=8, enable_shrink=True
+    )
+    inputs = Inputs(Case(8, 16, 512, 8 * ranks, 4, seed=30), group, device)
+
+    def pair(present: list[int]) -> None:
+        (recv_x, _, handle, _, _) = buffer.low_latency_dispatch(
+            inputs.x, inputs.topk_idx, 16, inputs.case.experts, use_fp8=False
+        )
+        counts, _ = decode(handle[1].cpu())
+        for l, source in itertools.product(range(8), range(ranks)):
+            wanted = (inputs.all[source][1] == 8 * rank + l).sum() if source in present else 0
+            assert counts[l, source] == wanted
+        out, _, _ = buffer.low_latency_combine(recv_x, inputs.topk_idx, inputs.weights, handle)
+        counted = (inputs.topk_idx >= 0) & (inputs.topk_idx // 8 < len(present))
+        total = torch.where(counted, inputs.weights, 0).sum(1, keepdim=True)
+        torch.testing.assert_close(out.float(), inputs.x.float() * total, rtol=2e-2, atol=1e-3)
+
+    def masked() -> list[int]:
+        status = torch.full((ranks,), 7, dtype=torch.int, device=device)
+        buffer.low_latency_query_mask_buffer(status)
+        return status.tolist()
+
+    pair(list(range(ranks)))
+    assert masked() == [0] * ranks
+    dist.barrier(group)
+    if rank != last:
+        buffer.low_latency_update_mask_buffer(last, True)
+        assert masked() == [0] * last + [1]
+        pair(list(range(last)))
+        assert masked() == [0] * last + [1]
+    dist.barrier(group)
+
+
 def check_graph(buffer: Any, group: Any) -> None:
     """A captured pair gives, replayed on other inputs, their results."""
     case = Case(16, 16, 512, 8 * group.size(), 4, seed=20)
@@ -339,6 +377,8 @@ def run(rank: int, ranks: int, device: str, port: int) -> None:
     check_two_in_flight(buffer, group, device)
     if device == "cuda":
         check_graph(buffer, group)
+    else:
+        check_masks(group, size, device)
     dist.barrier()
     buffer.destroy()
     dist.barrier()

@@ -6,7 +6,8 @@ where the library rounds, so that results are compared bit for bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Optional
 
 import ml_dtypes
@@ -36,6 +37,8 @@ class Case:
     weights: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.x:
+            return
         rng = np.random.default_rng(self.seed)
         for tokens in self.tokens:
             x = rng.standard_normal((tokens, self.hidden), np.float32)
@@ -76,6 +79,23 @@ class Case:
             for source in range(self.ranks)
             for token, k in zip(*np.nonzero(self.idx[source] == expert), strict=False)
         ]
+
+
+def without(case: Case, masked: Sequence[int]) -> Case:
+    """The same inputs where these ranks are masked: they bring no tokens, and what selects their
+    experts selects nothing."""
+    gone = [expert for rank in masked for expert in case.experts_of(rank)]
+    kept = [0 if rank in masked else tokens for rank, tokens in enumerate(case.tokens)]
+    return replace(
+        case,
+        tokens=kept,
+        x=[x[:tokens] for x, tokens in zip(case.x, kept, strict=True)],
+        idx=[
+            np.where(np.isin(idx[:tokens], gone), -1, idx[:tokens])
+            for idx, tokens in zip(case.idx, kept, strict=True)
+        ],
+        weights=[w[:tokens] for w, tokens in zip(case.weights, kept, strict=True)],
+    )
 
 
 def quantise(x: np.ndarray, format: str) -> tuple[np.ndarray, np.ndarray]:

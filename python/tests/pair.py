@@ -8,7 +8,7 @@ import numpy as np
 
 import tandem_ep
 from frameworks import to_numpy
-from oracle import DTYPES, Case, check_received, combined, expert_output
+from oracle import DTYPES, Case, check_received, combined, expert_output, without
 
 
 def buffer_options(case: Case) -> dict[str, Any]:
@@ -49,7 +49,8 @@ def run_pair(
     hook: bool = False,
     zero_copy: bool = False,
     stream: Any = None,
-) -> None:
+) -> list[bool]:
+    """Returns who took part, by rank, in the dispatch and the combine alike."""
     rank = buffer.rank
     x, idx = framework.array(case.x[rank]), framework.array(case.idx[rank])
     weights = framework.array(case.weights[rank])
@@ -60,6 +61,8 @@ def run_pair(
     if hook:
         assert result.hook is not None
         result.hook()
+    active = result.handle.active()
+    case = without(case, [other for other in range(case.ranks) if not active[other]])
     received = to_numpy(framework, result)
     check_received(case, rank, received, format or case.dtype, layout, alignment)
 
@@ -76,3 +79,5 @@ def run_pair(
     got = framework.to_numpy(answer)
     assert got.dtype == dtype
     assert got.tobytes() == combined(case, rank, dtype).tobytes()
+    assert result.handle.active() == active
+    return active

@@ -12,6 +12,7 @@ import pytest
 
 import tandem_ep
 import tandem_ep.compat
+from launch import free_port
 
 SCRIPT = pathlib.Path(__file__).with_name("deep_ep_script.py")
 
@@ -40,6 +41,80 @@ def test_documented_interface_on_gpu(ranks: int) -> None:
     done = run_python(SCRIPT, "--ranks", ranks, "--device", "cuda")
     assert done.returncode == 0, done.stderr
     assert f"{ranks} ranks on cuda" in done.stdout
+
+
+MASKS = """
+import os, sys, time, torch, torch.distributed as dist, torch.multiprocessing as mp
+import deep_ep, pytest, tandem_ep
+
+LAST = 2
+
+def run(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=3)
+    deep_ep.Buffer.timeout_seconds = 20.0
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(9, 512, 3, 6)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, size, True, enable_shrink=True)
+    x = torch.full((4, 512), rank + 1.0, dtype=torch.bfloat16)
+    idx = torch.tensor([[0, 2], [2, 4], [4, 0], [1, 5]])  # two experts on each rank
+
+    def pair(tokens=8):
+        recv_x, count, handle, _, _ = buffer.low_latency_dispatch(x, idx, tokens, 6, use_fp8=False)
+        out, _, _ = buffer.low_latency_combine(recv_x, idx, torch.ones(4, 2), handle)
+        return (out[:, 0] / x[:, 0]).tolist()  # the number of each token's experts
+
+    def masked():
+        status = torch.empty(3, dtype=torch.int)
+        buffer.low_latency_query_mask_buffer(status)
+        return status.tolist()
+
+    whole, rest = [2, 2, 2, 2], [2, 1, 1, 1]
+    assert pair(4) == whole and pair() == whole  # two inner buffers, masked alike
+    dist.barrier()
+    if rank == 0:
+        buffer.low_latency_update_mask_buffer(LAST, True)
+    dist.barrier()
+    if rank == LAST:
+        assert masked()[LAST] == 1
+        with pytest.raises(tandem_ep.Error) as caught:
+            pair()
+        assert caught.value.code in (tandem_ep.ErrorCode.MASKED, tandem_ep.ErrorCode.FAILED_BUFFER)
+        dist.barrier()
+        if sys.argv[1] == "clean":
+            buffer.low_latency_clean_mask_buffer()
+        else:
+            buffer.low_latency_update_mask_buffer(LAST, False)
+        assert masked() == [0, 0, 0]
+    else:
+        assert pair() == rest and pair(4) == rest and masked() == [0, 0, 1]
+        with pytest.raises(tandem_ep.Error, match="before any is masked, as now .2.") as caught:
+            pair(9)
+        assert caught.value.code == tandem_ep.ErrorCode.ORDER
+        if rank == 0:
+            with pytest.raises(tandem_ep.Error) as caught:
+                buffer.low_latency_update_mask_buffer(LAST, False)  # it does not wait yet
+            assert caught.value.code == tandem_ep.ErrorCode.ORDER
+        dist.barrier()
+        while rank == 0 and masked() != [0, 0, 0]:
+            buffer.low_latency_clean_mask_buffer()
+    dist.barrier()
+    if rank != LAST:
+        assert pair() == rest and pair(4) == rest  # from the dispatch after the next on
+    assert pair() == whole and pair(4) == whole
+    dist.barrier()
+
+if __name__ == "__main__":
+    mp.spawn(run, (sys.argv[2],), 3)
+"""
+
+
+@pytest.mark.parametrize("way", ["clean", "update"])
+def test_masked_rank_is_let_in_again(way: str, tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "masks.py"
+    program.write_text(MASKS)
+    done = run_python(program, way, free_port())
+    assert done.returncode == 0, done.stderr
 
 
 def test_is_found_only_when_asked_for() -> None:
@@ -75,11 +150,21 @@ def refused(kind, words, call, *arguments, **named):
     with pytest.raises(kind, match=words):
         call(*arguments, **named)
 
+status = torch.zeros(1, dtype=torch.int)
 for call in (lambda: buffer.low_latency_update_mask_buffer(0, True),
-             lambda: buffer.low_latency_query_mask_buffer(torch.zeros(1, dtype=torch.int)),
-             buffer.low_latency_clean_mask_buffer,
-             lambda: deep_ep.Buffer(group, 0, size, True, enable_shrink=True)):
-    refused(NotImplementedError, "masks", call)
+             lambda: buffer.low_latency_query_mask_buffer(status),
+             buffer.low_latency_clean_mask_buffer):
+    refused(RuntimeError, "enable_shrink=True", call)
+shrinking = deep_ep.Buffer(group, 0, size, True, enable_shrink=True)
+update, query = shrinking.low_latency_update_mask_buffer, shrinking.low_latency_query_mask_buffer
+refused(RuntimeError, "before the first dispatch", update, 0, True)
+query(status)
+assert status.tolist() == [0]
+shrinking.low_latency_dispatch(x, idx, 8, 4)
+refused(RuntimeError, "cannot mask itself", update, 0, True)
+refused(RuntimeError, "rank is 1", update, 1, True)
+refused(RuntimeError, "mask_status is", query, torch.zeros(2, dtype=torch.int))
+refused(RuntimeError, "mask_status is", query, torch.zeros(1, dtype=torch.long))
 for call in (buffer.dispatch, buffer.combine, buffer.get_dispatch_layout):
     refused(NotImplementedError, "high-throughput", call, x)
 refused(NotImplementedError, "raw access", buffer.get_local_buffer_tensor, torch.int)

@@ -3,12 +3,9 @@ function that gathers."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 
 import tandem_ep
 from frameworks import Numpy, Torch
+from launch import free_port, join, run, start
 from oracle import Case
 from pair import buffer_options, run_pair
 
@@ -25,32 +23,6 @@ CASES = [
     Case([4, 4, 4], 4, 48, 6, 3, owners=[2, 0, 2, 2, 0, 2]),
 ]
 FORMATS = [None, "fp8", "fp8-pow2", "fp8-ue8m0"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start(ranks: int, body: Callable[..., None], *arguments: Any) -> list[Any]:
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=body, args=(rank, ranks, *arguments)) for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    return processes
-
-
-def run(ranks: int, body: Callable[..., None], *arguments: Any) -> None:
-    """Runs `body(rank, ranks, ...)` in processes of their own; all must end well."""
-    processes = start(ranks, body, *arguments)
-    for process in processes:
-        process.join(120)
-        if process.is_alive():
-            process.kill()
-    assert [process.exitcode for process in processes] == [0] * ranks
 
 
 def run_cases(communicator: tandem_ep.Communicator, framework: Any) -> None:
@@ -158,9 +130,7 @@ def survivor(rank: int, ranks: int, name: str) -> None:
 def test_killed_rank_is_named_and_leaves_nothing() -> None:
     before = set(os.listdir("/dev/shm"))
     processes = start(3, survivor, f"killed-rank-{os.getpid()}")
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, -signal.SIGKILL, 0]
+    assert join(processes) == [0, -signal.SIGKILL, 0]
     # What multiprocessing itself keeps there goes with its resource tracker.
     left = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
     assert left <= before

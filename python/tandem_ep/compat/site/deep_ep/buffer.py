@@ -1,9 +1,4 @@
-"""Buffer: DeepEP V1's class, its low-latency half carried out by tandem_ep.
-
-Tandem's buffers are made for one number of experts and largest sizes, DeepEP's calls name theirs;
-so an inner buffer is made at the first call that no earlier one serves. That is collective, and
-all ranks do it at the same call, since they pass the same sizes.
-"""
+"""Buffer: DeepEP V1's class, its low-latency half carried out by tandem_ep."""
 
 from __future__ import annotations
 
@@ -16,23 +11,14 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import tandem_ep
-from tandem_ep import Error, ErrorCode
 
 from ._clock import add_duration
+from ._inner_buffers import InnerBuffers, refuse, size_hint
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
 Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
 RecvX = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
-
-# Inner buffers of one Buffer; a program whose sizes keep growing should start with the largest.
-_MAX_INNER_BUFFERS = 8
-# The top-k that the size hint, which does not know it, allows for.
-_TOPK_CAPACITY = 16
-
-
-def _refuse(message: str, code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> Error:
-    return Error(f"deep_ep: {message}", code=code)
 
 
 def _missing(what: str, instead: str) -> NotImplementedError:
@@ -42,20 +28,7 @@ def _missing(what: str, instead: str) -> NotImplementedError:
 def _require_tensor(what: str, tensor: torch.Tensor, dtype: torch.dtype, shape: Any) -> None:
     shape = tuple(shape)
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
-        raise _refuse(f"{what} is {tensor.dtype} {tuple(tensor.shape)}, must be {dtype} {shape}")
-
-
-def _inner_options(max_tokens: int, hidden: int, num_experts: int, topk: int) -> dict[str, Any]:
-    capacity = _TOPK_CAPACITY
-    while capacity < topk:
-        capacity *= 2
-    return {
-        "num_experts": num_experts,
-        "max_tokens": max_tokens,
-        "max_hidden": hidden,
-        "max_topk": min(capacity, tandem_ep.MAX_TOPK),
-        "packed_placement": False,  # results go to tensors of the caller's
-    }
+        raise refuse(f"{what} is {tensor.dtype} {tuple(tensor.shape)}, must be {dtype} {shape}")
 
 
 @contextlib.contextmanager
@@ -104,18 +77,17 @@ class Buffer:
             num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric:
                 accepted, without effect.
             explicitly_destroy: destroy() will be called.
-            enable_shrink: masks; refused.
+            enable_shrink: a rank that misses the timeout, or has ended, is masked, and operations
+                end without it; and the mask functions may be called. CPU ranks only.
             comm: an mpi4py communicator, instead of group.
         """
-        if enable_shrink:
-            raise _missing("masks", "enable_shrink must be False")
         timeout = self.timeout_seconds
         if group is not None:
             self._communicator = tandem_ep.Communicator.from_torch(group, timeout=timeout)
         elif comm is not None:
             self._communicator = tandem_ep.Communicator.from_mpi(comm, timeout=timeout)
         else:
-            raise _refuse("neither group nor comm is given")
+            raise refuse("neither group nor comm is given")
         self.rank = self._communicator.rank
         self.group_size = self._communicator.size
         self.group = group
@@ -124,7 +96,7 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        self._inner: list[tuple[str, dict[str, Any], tandem_ep.Buffer]] = []
+        self._inner = InnerBuffers(self._communicator, num_rdma_bytes, enable_shrink, timeout)
         # What belongs to a handle, by its first tensor: programs may take handles apart.
         self._dispatches: Any = WeakTensorKeyDictionary()
         self._destroyed = False
@@ -134,10 +106,8 @@ class Buffer:
     def destroy(self) -> None:
         """Gives the memory back; for buffers made with explicitly_destroy."""
         if not self.explicitly_destroy:
-            raise _refuse("destroy() is for buffers made with explicitly_destroy=True")
-        for _, _, inner in self._inner:
-            inner.destroy()
-        self._inner.clear()
+            raise refuse("destroy() is for buffers made with explicitly_destroy=True")
+        self._inner.destroy()
         self._destroyed = True
 
     @staticmethod
@@ -149,7 +119,7 @@ class Buffer:
     def set_num_sms(new_num_sms: int) -> None:
         """Keeps the number, which must be even, as programs expect."""
         if new_num_sms % 2 != 0:
-            raise _refuse(f"num_sms is {new_num_sms}, must be even")
+            raise refuse(f"num_sms is {new_num_sms}, must be even")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -183,14 +153,38 @@ class Buffer:
     def get_local_buffer_tensor(self, *args: Any, **kwargs: Any) -> Any:
         raise _missing("raw access to the buffer", "use get_next_low_latency_combine_buffer")
 
+    # --- masks ---
+
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        raise _missing("masks", "every rank takes part in every operation")
+        """Masks a rank, or lets it in again: on all ranks, whichever calls it. Before a dispatch.
+
+        Args:
+            rank_to_mask: the rank.
+            mask: True: it is neither sent to nor received from; refused for this rank. False: it
+                takes part again, from the dispatch after the next on. It has to wait for that, in
+                a call of its own of this function (for itself) or of
+                low_latency_clean_mask_buffer; ORDER as long as it does not.
+        """
+        if mask:
+            self._maskable().mask(rank_to_mask)
+        else:
+            self._maskable().let_in(rank_to_mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        raise _missing("masks", "every rank takes part in every operation")
+        """Fills mask_status, int32 [R]: 1 for a rank that is masked, 0 for the others."""
+        _require_tensor("mask_status", mask_status, torch.int32, (self.group_size,))
+        masked = self._maskable().masked()
+        mask_status.copy_(torch.tensor([rank in masked for rank in range(self.group_size)]))
 
     def low_latency_clean_mask_buffer(self) -> None:
-        raise _missing("masks", "every rank takes part in every operation")
+        """Lets in whoever waits for it; on a rank that is masked, waits until it is let in. Before
+        a dispatch. Ranks that do not wait, such as those that have ended, stay masked."""
+        self._maskable().let_all_in()
+
+    def _maskable(self) -> InnerBuffers:
+        if not self.enable_shrink:
+            raise refuse("masks are for buffers made with enable_shrink=True")
+        return self._inner
 
     # --- low latency ---
 
@@ -200,12 +194,7 @@ class Buffer:
     ) -> int:
         """Bytes of symmetric memory on each rank for calls of at most these sizes and a top-k of
         at most 16."""
-        options = _inner_options(num_max_dispatch_tokens_per_rank, hidden, num_experts, 1)
-        return max(
-            tandem_ep.Buffer.size_bytes(num_ranks, backend=backend.name, **options)
-            for backend in tandem_ep.backends()
-            if backend.usable
-        )
+        return size_hint(num_ranks, num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
@@ -253,17 +242,21 @@ class Buffer:
             hook: valid with return_recv_hook, else None.
         """
         if async_finish and return_recv_hook:
-            raise _refuse("async_finish and return_recv_hook are both given")
+            raise refuse("async_finish and return_recv_hook are both given")
         if use_ue8m0 and not round_scale:
-            raise _refuse("use_ue8m0 needs round_scale")
+            raise refuse("use_ue8m0 needs round_scale")
         if x.dim() != 2 or x.dtype != torch.bfloat16:
-            raise _refuse(f"x is {x.dtype} {tuple(x.shape)}, must be torch.bfloat16 [T, H]")
+            raise refuse(f"x is {x.dtype} {tuple(x.shape)}, must be torch.bfloat16 [T, H]")
         if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64:
-            raise _refuse(
+            raise refuse(
                 f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}, must be torch.int64 [T, K]"
             )
         max_tokens, hidden = num_max_dispatch_tokens_per_rank, x.size(1)
-        inner = self._inner_buffer(x, max_tokens, num_experts, topk_idx.size(1))
+        if self._destroyed:
+            raise refuse("the buffer was destroyed")
+        if not self.low_latency_mode:
+            raise refuse("the buffer was made with low_latency_mode=False")
+        inner = self._inner.serve(x, max_tokens, num_experts, topk_idx.size(1))
         num_local, num_rows = inner.num_local_experts, self.group_size * max_tokens
 
         make = functools.partial(torch.empty, device=x.device)
@@ -345,7 +338,7 @@ class Buffer:
         if use_logfmt:
             raise _missing("logfmt", "combine sends bf16; use_logfmt must be False")
         if async_finish and return_recv_hook:
-            raise _refuse("async_finish and return_recv_hook are both given")
+            raise refuse("async_finish and return_recv_hook are both given")
         inner, inner_handle, dispatched_idx = self._dispatch_of(handle)
         _, _, max_tokens, hidden, _ = handle
         _require_tensor(
@@ -354,7 +347,7 @@ class Buffer:
         )  # fmt: skip
         _require_tensor("topk_idx", topk_idx, torch.int64, dispatched_idx.shape)
         if not topk_idx.is_cuda and not torch.equal(topk_idx, dispatched_idx):
-            raise _refuse("topk_idx differs from that of the handle's dispatch")
+            raise refuse("topk_idx differs from that of the handle's dispatch")
         _require_tensor("topk_weights", topk_weights, torch.float32, topk_idx.shape)
         if out is None:
             out = torch.empty(topk_idx.size(0), hidden, dtype=torch.bfloat16, device=x.device)
@@ -380,52 +373,10 @@ class Buffer:
 
     # --- within ---
 
-    def _inner_buffer(
-        self, x: torch.Tensor, max_tokens: int, num_experts: int, topk: int
-    ) -> tandem_ep.Buffer:
-        """The inner buffer for a call of these sizes, made if there is none."""
-        if self._destroyed:
-            raise _refuse("the buffer was destroyed")
-        if not self.low_latency_mode:
-            raise _refuse("the buffer was made with low_latency_mode=False")
-        backend, hidden = x.device.type, x.size(1)
-        wanted = _inner_options(max_tokens, hidden, num_experts, topk)
-        for made_for, options, inner in self._inner:
-            if (
-                made_for == backend
-                and options["num_experts"] == num_experts
-                and all(options[name] >= wanted[name] for name in wanted)
-            ):
-                return inner
-        hint = self.get_low_latency_rdma_size_hint(max_tokens, hidden, self.group_size, num_experts)
-        if self.num_rdma_bytes < hint:
-            raise _refuse(
-                f"num_rdma_bytes is {self.num_rdma_bytes}, must be at least {hint} for "
-                f"{max_tokens} tokens of {hidden} channels, {num_experts} experts and "
-                f"{self.group_size} ranks (get_low_latency_rdma_size_hint)"
-            )
-        if len(self._inner) == _MAX_INNER_BUFFERS:
-            raise _refuse(
-                f"calls of more than {_MAX_INNER_BUFFERS} sizes, each larger than those before, "
-                "on one buffer: begin with the largest",
-                ErrorCode.CAPACITY,
-            )
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise _refuse(
-                "the first call of a size allocates: make it once before capturing a graph",
-                ErrorCode.ORDER,
-            )
-        device = {"device": x.device.index} if x.is_cuda else {}
-        inner = tandem_ep.Buffer(
-            self._communicator, backend=backend, timeout=self.timeout_seconds, **wanted, **device
-        )
-        self._inner.append((backend, wanted, inner))
-        return inner
-
     def _dispatch_of(self, handle: Handle) -> tuple[tandem_ep.Buffer, Any, torch.Tensor]:
         found = self._dispatches.get(handle[0])
         if found is None:
-            raise _refuse("the handle is not of a low_latency_dispatch on this buffer")
+            raise refuse("the handle is not of a low_latency_dispatch on this buffer")
         return found
 
     def _check_waits(self, what: str, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
