@@ -28,8 +28,14 @@ TEST(Soak, SaysWhatItDid) {
     EXPECT_EQ(object["faults"]["ended"], 0);
     EXPECT_EQ(object["errors"]["expected"], 0);
     EXPECT_EQ(object["errors"]["unexpected"], 0);
-    EXPECT_GT(object["memory_bytes"]["before"], 0);
-    EXPECT_EQ(object["descriptors"]["before"], object["descriptors"]["after"]);
+    EXPECT_GT(object["held"]["before"]["memory_bytes"], 0);
+    EXPECT_EQ(object["held"]["before"]["descriptors"], object["held"]["after"]["descriptors"]);
+    ASSERT_EQ(object.contains("held_by_a_rank"), launch == "processes");
+    if (launch == "processes") {
+      const json& held = object["held_by_a_rank"];
+      EXPECT_GT(held["before"]["memory_bytes"], 0);
+      EXPECT_EQ(held["before"]["descriptors"], held["after"]["descriptors"]);
+    }
   }
 }
 
@@ -53,6 +59,26 @@ TEST(Soak, SurvivesItsFaults) {
         faults["ended"].get<int>() + faults["stopped"].get<int>() + faults["delayed"].get<int>(),
         0);
     EXPECT_EQ(object["errors"]["unexpected"], 0);
+  }
+}
+
+// Whoever has been ended is there again within the session, as another process or thread.
+TEST(Soak, ReplacesEndedRanks) {
+  for (const std::string launch : {"threads", "processes"}) {
+    json object;
+    // What is drawn when depends on the machine: longer, until somebody has been ended and
+    // replaced.
+    // (With this seed mostly at once.)
+    for (const char* const minutes : {"0.05", "0.3", "1"}) {
+      const CommandResult result = run_command(std::string("soak --faults --seed 1 --json - ") +
+                                               "--minutes " + minutes + " --launch " + launch);
+      object = result.json();
+      ASSERT_EQ(result.exit_code, 0) << result.errors;
+      if (object["faults"]["joined"] > 0) break;
+    }
+    EXPECT_GT(object["faults"]["joined"], 0);
+    EXPECT_LE(object["faults"]["joined"], object["faults"]["ended"]);
+    EXPECT_GE(object["faults"]["returned"], object["faults"]["joined"]);
   }
 }
 

@@ -16,8 +16,8 @@ struct SoakCase {
   Expectation inputs;  // only its problem
 };
 
-// The operations of one session: a world of ranks with one buffer, made anew after some seconds so
-// that ranks that were lost for good are there again.
+// The operations of one session: ranks with one buffer, made anew after some seconds with other
+// experts and sizes.
 struct SessionPlan {
   const SoakOptions& options;
   std::uint64_t seed;

@@ -20,7 +20,8 @@ struct Ledger {
   std::atomic<std::int64_t> ended{0};
   std::atomic<std::int64_t> stopped{0};
   std::atomic<std::int64_t> delayed{0};
-  std::atomic<std::int64_t> returned{0};
+  std::atomic<std::int64_t> returned{0};  // let in again, by recover() or join()
+  std::atomic<std::int64_t> joined{0};    // of these: in place of one that had ended
   std::atomic<std::int64_t> expected_errors{0};
   std::atomic<std::int64_t> unexpected_errors{0};
 
@@ -28,7 +29,7 @@ struct Ledger {
   struct Rank {
     std::atomic<int> process{0};
     std::atomic<bool> faulted{false};  // something has been done to it
-    std::atomic<bool> dead{false};
+    std::atomic<bool> dead{false};     // has been ended, and nobody is in its place yet
     std::atomic<bool> must_leave{false};
     std::atomic<int> nap_ms{0};             // to be slept before its next call
     std::atomic<std::int64_t> joins_at{0};  // the pair to go on with when it is let in

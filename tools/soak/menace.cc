@@ -29,7 +29,6 @@ int Menace::num_alive() const {
   return alive;
 }
 
-// Ended ranks do not come back in this session: two are left, and mostly all.
 void Menace::end(int rank) {
   Ledger::Rank& victim = ledger_.ranks[rank];
   victim.faulted = true;
@@ -67,7 +66,8 @@ void Menace::act() {
     const int rank =
         1 + static_cast<int>(random() % static_cast<unsigned>(plan_.options.ranks - 1));
     if (ledger_.ranks[rank].dead || ledger_.ranks[rank].process == 0) continue;
-    if (random() % 6 == 0 && num_alive() > 2) {
+    // Two are always left.
+    if (random() % 3 == 0 && num_alive() > 2) {
       end(rank);
     } else {
       hold(rank);

@@ -1,7 +1,6 @@
 #include "soak/session.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -14,28 +13,23 @@ namespace tandem::tools {
 
 namespace {
 
-// A thread's way to die.
-struct Left {};
-
 class Session {
  public:
-  Session(const SessionPlan& plan, Ledger& ledger, const Communicator& communicator,
-          const ReportFunction& report)
+  Session(const SessionPlan& plan, Ledger& ledger, Buffer& buffer, const ReportFunction& report)
       : plan_(plan),
         ledger_(ledger),
-        self_(ledger.ranks[communicator.rank()]),
+        self_(ledger.ranks[buffer.rank()]),
         report_(report),
         memory_(plan.options.backend),
-        buffer_(communicator, plan.buffer),
-        judge_(memory_, communicator.rank()),
-        before_(static_cast<std::size_t>(communicator.size()), true) {}
+        buffer_(buffer),
+        judge_(memory_, buffer.rank()),
+        before_(static_cast<std::size_t>(buffer.num_ranks()), true) {}
 
-  void run() {
+  void run(std::int64_t first) {
     const auto start = std::chrono::steady_clock::now();
-    self_.process = getpid();
     std::optional<Menace> menace;
     if (plan_.options.faults && buffer_.rank() == 0) menace.emplace(plan_, ledger_);
-    for (std::int64_t pair = 0; goes_on(pair); ++pair) {
+    for (std::int64_t pair = first; goes_on(pair); ++pair) {
       try {
         if (is_first_of_those_present()) {
           // Nobody is further than the operation after the next.
@@ -67,15 +61,13 @@ class Session {
 
   void let_others_in(std::int64_t pair) {
     if (!goes_on(pair + 1)) return;
-    const Present active = buffer_.active();
-    for (int rank = 0; rank < buffer_.num_ranks(); ++rank) {
-      if (active[static_cast<std::size_t>(rank)] || ledger_.ranks[rank].dead) continue;
+    for (const int rank : buffer_.waiting()) {
       ledger_.ranks[rank].joins_at = pair + 1;
       try {
         buffer_.unmask(rank);
         ++ledger_.returned;
       } catch (const Error& error) {
-        if (error.code() != ErrorCode::kOrder) throw;  // it is not there yet
+        if (error.code() != ErrorCode::kOrder) throw;  // it has gone again
       }
     }
   }
@@ -177,7 +169,7 @@ class Session {
   Ledger::Rank& self_;
   const ReportFunction& report_;
   Memory memory_;
-  Buffer buffer_;
+  Buffer& buffer_;
   Judge judge_;
   Present before_;  // who took part in the pair before
   std::int64_t pairs_ = 0;
@@ -186,16 +178,9 @@ class Session {
 
 }  // namespace
 
-void run_session(const SessionPlan& plan, Ledger& ledger, const Communicator& communicator,
+void run_session(const SessionPlan& plan, Ledger& ledger, Buffer& buffer, std::int64_t first,
                  const ReportFunction& report) {
-  try {
-    Session(plan, ledger, communicator, report).run();
-  } catch (const Left&) {
-  } catch (const std::exception& error) {
-    ++ledger.unexpected_errors;
-    report({{"failure", error.what()}});
-    ledger.over = true;
-  }
+  Session(plan, ledger, buffer, report).run(first);
 }
 
 }  // namespace tandem::tools

@@ -1,14 +1,20 @@
-// One rank's part in a session of a soak: pairs of operations until time is over, each judged; with
-// faults it may be masked on the way, and comes back.
+// One rank's part in a session of a soak, for as long as it lives: pairs of operations until time
+// is over, each judged; with faults it may be masked on the way, and comes back.
 #pragma once
+
+#include <cstdint>
 
 #include "soak/draw.h"
 #include "soak/ledger.h"
 
 namespace tandem::tools {
 
-// Reports {"failure": text} for whatever was not to be.
-void run_session(const SessionPlan& plan, Ledger& ledger, const Communicator& communicator,
+// A thread's way to die.
+struct Left {};
+
+// From pair `first` on. Reports {"failure": text} for whatever was not to be. Throws Left where the
+// menace has it that a thread ends here.
+void run_session(const SessionPlan& plan, Ledger& ledger, Buffer& buffer, std::int64_t first,
                  const ReportFunction& report);
 
 }  // namespace tandem::tools
