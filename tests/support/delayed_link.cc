@@ -52,7 +52,8 @@ DelayedLink::DelayedLink(const tools::NetworkHosts& hosts, int host,
     } catch (...) {
       problem = std::current_exception();
     }
-  }).join();
+  })
+      .join();
   if (problem) std::rethrow_exception(problem);
   hosts.run(tools::NetworkHosts::kSwitch, {"ip", "-batch", "-"},
             fmt::format("link add delay type bridge\n"
