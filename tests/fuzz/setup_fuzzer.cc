@@ -130,7 +130,7 @@ void introduce(FuzzedDataProvider& data) {
     return all;
   };
   try {
-    const auto introductions = runtime::introduce(0, size, gather);
+    const auto introductions = runtime::introduce(0, size, gather, true);
     check(introductions.size() == static_cast<std::size_t>(size), "every rank has said who it is");
     for (const int rank : runtime::ranks_on_host_of(0, introductions)) {
       check(rank >= 0 && rank < size, "ranks on a host are ranks");
