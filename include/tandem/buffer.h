@@ -185,6 +185,7 @@ class Buffer {
   // cannot reach each other), kResource (bytes asked and available), kTimeout (naming the missing
   // ranks).
   Buffer(const Communicator& communicator, const BufferOptions& options);
+  explicit Buffer(std::shared_ptr<runtime::BufferState> state) : state_(std::move(state)) {}
   ~Buffer();
   Buffer(Buffer&&) noexcept;
   Buffer& operator=(Buffer&&) noexcept;
@@ -279,8 +280,6 @@ class Buffer {
   [[nodiscard]] void* last_event() const;
 
  private:
-  explicit Buffer(std::shared_ptr<runtime::BufferState> state);
-
   std::shared_ptr<runtime::BufferState> state_;  // shared with hooks, which find out if it is gone
 };
 

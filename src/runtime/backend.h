@@ -13,6 +13,7 @@
 #include "layout/block.h"
 #include "runtime/bootstrap.h"
 #include "runtime/door.h"
+#include "runtime/faults.h"
 #include "runtime/recorder.h"
 #include "tandem/buffer.h"
 #include "tandem/info.h"
@@ -27,6 +28,7 @@ struct BufferPlan {
   int num_ranks = 1;
   core::ExpertMap experts;
   layout::Block block;
+  Faults* faults = nullptr;  // of a test; they outlive the buffer
 };
 
 // Which phases of an operation to run. Without a hook both run as one.

@@ -20,7 +20,6 @@ std::vector<bool> DispatchHandle::active() const {
 
 Buffer::Buffer(const Communicator& communicator, const BufferOptions& options)
     : state_(std::make_shared<runtime::BufferState>(communicator, options)) {}
-Buffer::Buffer(std::shared_ptr<runtime::BufferState> state) : state_(std::move(state)) {}
 
 Buffer Buffer::join(int rank, const BufferOptions& options) {
   return Buffer(std::make_shared<runtime::BufferState>(rank, options));

@@ -9,6 +9,7 @@
 
 #include "core/validation.h"
 #include "runtime/agreement.h"
+#include "runtime/deadline.h"
 #include "runtime/failure.h"
 
 namespace tandem::runtime {
@@ -27,21 +28,24 @@ BufferPlan make_plan(const BufferOptions& options, int rank, int num_present) {
   return {options, rank, num_ranks, std::move(experts), layout::Block(capacity)};
 }
 
-BufferState::BufferState(const Communicator& communicator, const BufferOptions& options)
+BufferState::BufferState(const Communicator& communicator, const BufferOptions& options,
+                         Faults* faults)
     : bootstrap_(communicator.bootstrap()) {
   // A rank whose options are refused tells its peers, so that all fail at once instead of waiting.
   plan_ = agree(*bootstrap_,
                 [&] { return make_plan(options, bootstrap_->rank(), bootstrap_->size()); });
+  plan_.faults = faults;
   require_same_options(*bootstrap_, options);
   if (!options.door.empty()) {
-    door_ = agree(*bootstrap_,
-                  [&] { return std::make_unique<Door>(options.door, bootstrap_->rank()); });
+    door_ = agree(*bootstrap_, [&] {
+      return std::make_unique<Door>(options.door, bootstrap_->rank(), Seam(faults));
+    });
   }
   backend_ = backend(options.backend).make_buffer(bootstrap_, plan_);
   open_door();
 }
 
-BufferState::BufferState(int rank, const BufferOptions& options) {
+BufferState::BufferState(int rank, const BufferOptions& options, Faults* faults) {
   if (options.door.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "door is empty: a buffer is joined by its door's name");
@@ -52,10 +56,15 @@ BufferState::BufferState(int rank, const BufferOptions& options) {
         "rank is " + std::to_string(rank) + ", must be in [0, " + std::to_string(kMaxRanks) + ")");
   }
   // In this order: once somebody offers, every rank of the buffer has claimed its own door.
+  const Seam seam(faults);
+  seam.pass(Point::kSeeking);
   Offer offer = find_offer(rank, options);
   plan_ = make_plan(options, rank, offer.num_ranks);
+  plan_.faults = faults;
   require_rank(rank);
-  door_ = std::make_unique<Door>(options.door, rank);
+  seam.pass(Point::kClaiming);
+  door_ = std::make_unique<Door>(options.door, rank, seam);
+  seam.pass(Point::kClaimed);
   backend_ = backend(options.backend).join_buffer(plan_, std::move(offer));
   open_door();
   static_cast<void>(recover());
@@ -69,7 +78,7 @@ Offer BufferState::find_offer(int rank, const BufferOptions& options) {
   do {
     for (int peer = 0; peer < kMaxRanks; ++peer) {
       if (peer == rank) continue;
-      std::optional<Offer> offer = visit_door(options.door, peer, deadline);
+      std::optional<Offer> offer = visit_door(options.door, peer, options.timeout);
       if (!offer) continue;
       require_same_options(peer, offer->options, rank, options);
       return std::move(*offer);

@@ -32,9 +32,10 @@ struct HandleState {
 
 class BufferState : public std::enable_shared_from_this<BufferState> {
  public:
-  BufferState(const Communicator& communicator, const BufferOptions& options);
+  BufferState(const Communicator& communicator, const BufferOptions& options,
+              Faults* faults = nullptr);
   // Of a process that joins a running buffer.
-  BufferState(int rank, const BufferOptions& options);
+  BufferState(int rank, const BufferOptions& options, Faults* faults = nullptr);
 
   [[nodiscard]] const BufferPlan& plan() const { return plan_; }
   [[nodiscard]] int num_local_experts() const { return plan_.experts.num_local(plan_.rank); }

@@ -5,9 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
+#include "runtime/deadline.h"
 #include "runtime/local_socket.h"
 #include "tandem/error.h"
 #include "tandem/types.h"
@@ -17,6 +19,8 @@ namespace {
 
 // How long a visitor may take to accept what it came for.
 constexpr std::chrono::milliseconds kPatience{1000};
+// How long a visitor waits for whoever may have stopped behind its door.
+constexpr std::chrono::milliseconds kLongestVisit{2000};
 
 std::string address(const std::string& name, int rank) {
   return name + "/door/" + std::to_string(rank);
@@ -38,8 +42,8 @@ FrameHeader header(FrameKind kind, int num_ranks) {
 
 }  // namespace
 
-Door::Door(const std::string& name, int rank)
-    : listener_(try_listen(address(name, rank), what(name, rank))) {
+Door::Door(const std::string& name, int rank, Seam seam)
+    : listener_(try_listen(address(name, rank), what(name, rank))), seam_(seam) {
   if (!listener_) {
     throw Error(ErrorInfo{.code = ErrorCode::kOrder, .phase = Phase::kSetup, .peer = rank},
                 what(name, rank) + " is open already: another process is that rank");
@@ -75,10 +79,12 @@ void Door::serve() {
     }
     const auto peer = visitor.peer();
     if (!peer || peer->user != ::geteuid()) continue;  // another user's: closed
+    seam_.pass(Point::kVisitor);
     const Deadline deadline = Deadline::after(kPatience);
     const auto options = std::as_bytes(std::span(offer_.options));
     if (visitor.send(header(FrameKind::kOffer, offer_.num_ranks), options, offer_.block.get(),
                      deadline) == ChannelState::kFrame) {
+      seam_.pass(Point::kBlockOffered);
       // Whoever does not take it has gone away again.
       static_cast<void>(visitor.send(header(FrameKind::kBoard, offer_.num_ranks), {},
                                      offer_.board.get(), deadline));
@@ -86,7 +92,10 @@ void Door::serve() {
   }
 }
 
-std::optional<Offer> visit_door(const std::string& name, int rank, const Deadline& deadline) {
+std::optional<Offer> visit_door(const std::string& name, int rank,
+                                std::chrono::nanoseconds timeout) {
+  const Deadline deadline = Deadline::after(
+      std::min(kLongestVisit, std::chrono::ceil<std::chrono::milliseconds>(timeout / 2)));
   Channel channel = try_connect(address(name, rank), what(name, rank));
   if (!channel) return {};
   channel.set_max_payload(kMaxMessageBytes);

@@ -6,13 +6,14 @@
 // the door; it sleeps while nobody comes.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <thread>
 
-#include "runtime/deadline.h"
 #include "runtime/descriptor.h"
+#include "runtime/faults.h"
 
 namespace tandem::runtime {
 
@@ -27,7 +28,7 @@ struct Offer {
 class Door {
  public:
   // Throws kOrder if the door is open already: another process is this rank.
-  Door(const std::string& name, int rank);
+  Door(const std::string& name, int rank, Seam seam = Seam());
   ~Door();
   Door(const Door&) = delete;
   Door& operator=(const Door&) = delete;
@@ -41,10 +42,13 @@ class Door {
   Descriptor listener_;
   Descriptor stop_;
   Offer offer_;
+  Seam seam_;
   std::thread thread_;
 };
 
-// Fetches what a rank offers; nothing if its door is not there, or it does not answer in time.
-std::optional<Offer> visit_door(const std::string& name, int rank, const Deadline& deadline);
+// Fetches what a rank offers; nothing if its door is not there, or it does not answer soon: two
+// seconds at most and half of `timeout`, the longest that others wait for the visitor.
+std::optional<Offer> visit_door(const std::string& name, int rank,
+                                std::chrono::nanoseconds timeout);
 
 }  // namespace tandem::runtime

@@ -2,7 +2,7 @@
 // while, lose a word, store one again or out of order. Nothing else uses it; where no test has
 // asked for faults, a point costs one look at a pointer that is not there.
 //
-// Thread safety: points are passed by the rank's own thread only.
+// Thread safety: points are passed by the rank's own thread, those behind a door by that one's.
 #pragma once
 
 #include <atomic>
@@ -54,8 +54,21 @@ enum class Point : std::uint8_t {
   kKnocking,  // "waits to be let in"
   kKnocked,   // it has been noted on the board
   kBack,      // let in, or recovered together with the others
+
+  // Joining a running buffer
+  kSeeking,      // the board, behind any rank's door
+  kClaiming,     // the own door
+  kClaimed,      // nobody else can be this rank; nothing is on the board
+  kTakingPlace,  // of a rank that is masked
+  kTookPlace,    // the board names this process; its block is not ready
+  kVisiting,     // the door of a process that is let in, to map its block
+  kVisited,      // it is mapped
+
+  // Behind a door, on its thread
+  kVisitor,       // nothing has been handed out
+  kBlockOffered,  // the board has not been handed out
 };
-inline constexpr int kNumPoints = static_cast<int>(Point::kBack) + 1;
+inline constexpr int kNumPoints = static_cast<int>(Point::kBlockOffered) + 1;
 
 class Faults {
  public:
@@ -75,6 +88,7 @@ class Faults {
 // Where the parts of one rank's end of a buffer find its faults, if it has any.
 class Seam {
  public:
+  explicit Seam(Faults* faults = nullptr) : faults_(faults) {}
   void set(Faults* faults) { faults_ = faults; }
 
   void pass(Point point, int peer = -1) const {
@@ -93,7 +107,7 @@ class Seam {
   }
 
  private:
-  Faults* faults_ = nullptr;
+  Faults* faults_;
 };
 
 }  // namespace tandem::runtime

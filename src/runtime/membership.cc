@@ -43,10 +43,7 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
     write(view_, rank_);
     word(board_.decision()).store(decision_, std::memory_order_relaxed);
   }
-  // Of no operation to come.
-  tell(Status::kFinishedEven, layout::make_word(first_epoch - 1, 0));
-  tell(Status::kFinishedOdd, layout::make_word(first_epoch - 1, 0));
-  tell(Status::kAt, layout::make_word(first_epoch - 1, 0));
+  tell_no_operation(first_epoch - 1);
   introduce();
   tell(Status::kAcked, kFirstGeneration);
 }
@@ -58,6 +55,12 @@ Membership::Membership(Descriptor board, int rank, int num_ranks)
       memory_(std::move(board), board_.size_bytes()),
       process_(own_process()) {
   adopt(newest());
+}
+
+void Membership::tell_no_operation(Epoch last) {
+  for (const Status status : {Status::kFinishedEven, Status::kFinishedOdd, Status::kAt}) {
+    tell(status, layout::make_word(last, 0));
+  }
 }
 
 void Membership::introduce() {

@@ -51,6 +51,9 @@ class Membership {
   // Takes the rank's cell over from a process that has ended, or that there has never been. Throws
   // kOrder if there is one.
   void take_over();
+  // This rank has run nothing yet, and will run no operation up to `last`: what its words say is of
+  // none to come.
+  void tell_no_operation(Epoch last);
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;

@@ -183,6 +183,28 @@ TEST(Rejoin, RankIsAddedThatHasNeverBeenThere) {
   }
 }
 
+// A rank that has never been there has said nothing of operation 0 either.
+TEST(Rejoin, FirstOperationOfANewRankMayBeTheOneAfterTheWrap) {
+  const Shape shape = entangled(2);
+  const Cases cases(shape);
+  const std::string name = fresh_name("wrap");
+  run_ranks(2, [&](Rank& everyone) {
+    BufferOptions options = open_for(shape, name);
+    options.max_ranks = 2;
+    options.first_epoch = 0xfffffffeU;  // a rank is let in for the operation after the next
+    if (everyone.index() == kNewcomer) {
+      be_newcomer(everyone, cases, options, kNewcomer);
+      return;
+    }
+    Rank rank = member(everyone, name, 1);
+    Buffer buffer(rank.communicator(), options);
+    Pairs pairs(rank, cases, buffer, kNewcomer);
+    while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
+    receive_newcomer(rank, pairs, buffer, kNewcomer);
+    everyone.expect(rank.failures().empty(), rank.failures());
+  });
+}
+
 // Again and again, and nothing is left behind in those that stay.
 TEST(Rejoin, TurnoverLeaksNothing) {
   constexpr int kTurns = 5;

@@ -376,6 +376,44 @@ TEST_P(Crash, BetweenAdditionAndTheLastLook) {
       });
 }
 
+// A rank whose own word has been written over waits for itself. Whoever masked itself beside all it
+// waits for might leave nobody who could let anybody in.
+TEST_P(Crash, NobodyMasksItself) {
+  if (GetParam().on_timeout == OnTimeout::kFail) return;
+  constexpr int kGaveUp = 1;
+  const Shape shape = entangled(GetParam().num_ranks, GetParam().placement);
+  const Oracles oracles(shape);
+  const Common common;
+  run_ranks(shape.num_ranks, [&](Rank& rank) {
+    BufferOptions options = options_of(GetParam(), shape);
+    options.timeout = rank.index() == kVictim ? 500ms : 20s;
+    Buffer buffer(rank.communicator(), options);
+    Party party(rank, oracles, buffer);
+    party.run(buffer);
+    Script script(&common);
+    script.inject(party.handle());
+    const auto expect_failure = [&] {
+      const ErrorInfo error = rank.expect_error(
+          ErrorCode::kTimeout, {"waited for rank 1 to finish"}, [&] { party.run(buffer); });
+      rank.expect_equal(error.peer, kVictim, "culprit");
+      common.open(kGaveUp);
+    };
+    if (rank.index() == kVictim) {
+      script.drop(Point::kArrived, kVictim);
+      expect_failure();
+    } else {
+      Exchange& exchange = party.exchange(Present(rank.size(), true));
+      exchange.dispatch(buffer);
+      exchange.finish_dispatch();
+      common.wait(kGaveUp);
+      expect_failure();
+    }
+    rank.expect(buffer.recover() == Present(rank.size(), true), "all are there");
+    party.run(buffer);
+    Script().inject(party.handle());
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(AtEveryPoint, Crash,
                          testing::Values(Case{2, Placement::kPacked, OnTimeout::kFail},
                                          Case{2, Placement::kSlotted, OnTimeout::kFail},

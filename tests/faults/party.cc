@@ -132,7 +132,7 @@ Present Party::run(Buffer& buffer) {
 }
 
 Present Party::run(Buffer& buffer, const std::function<void()>& between) {
-  Exchange& sender = exchange(Present(rank_.size(), true));
+  Exchange& sender = exchange(Present(buffer_.num_ranks(), true));
   sender.dispatch(buffer);
   handle_ = sender.result().handle;
   sender.finish_dispatch();
@@ -147,7 +147,7 @@ Present Party::run(Buffer& buffer, const std::function<void()>& between) {
   receiver.combine(buffer);
   receiver.finish_combine();
   Present present = handle_.active();
-  for (int rank = 0; rank < rank_.size(); ++rank) {
+  for (int rank = 0; rank < buffer_.num_ranks(); ++rank) {
     present[rank] = present[rank] && received[rank];
   }
   judge_combined(placed, present, receiver);
@@ -156,7 +156,7 @@ Present Party::run(Buffer& buffer, const std::function<void()>& between) {
 }
 
 void fail_together(Rank& rank, Party& party, Buffer& buffer) {
-  Exchange& exchange = party.exchange(Present(rank.size(), true));
+  Exchange& exchange = party.exchange(Present(buffer.num_ranks(), true));
   DispatchOptions options = exchange.dispatch_options();
   if (rank.index() == 0) options.row_alignment = 2;
   try {

@@ -35,6 +35,7 @@ void Common::wait(int gate) const {
 }
 
 void Script::at(Point point, int nth, std::function<void()> action, int peer) {
+  const std::lock_guard lock(mutex_);
   entries_.push_back({point, nth, std::move(action), peer});
 }
 
@@ -45,12 +46,15 @@ void Script::inject(const DispatchHandle& handle) {
 
 void Script::pass(Point point, int peer) {
   if (common_ != nullptr) common_->hit(point);
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    Entry& entry = entries_[i];
-    if (entry.point != point || (entry.peer >= 0 && entry.peer != peer)) continue;
-    // By value: an action may add others.
-    if (--entry.left == 0) std::function<void()>(entry.action)();
+  std::vector<std::function<void()>> actions;  // they may add others, and wait
+  {
+    const std::lock_guard lock(mutex_);
+    for (Entry& entry : entries_) {
+      if (entry.point != point || (entry.peer >= 0 && entry.peer != peer)) continue;
+      if (--entry.left == 0) actions.push_back(entry.action);
+    }
   }
+  for (const std::function<void()>& action : actions) action();
 }
 
 bool Script::store(Point point, int peer, std::atomic_ref<layout::Word> word, layout::Word value) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,7 @@ class Common {
   Memory* memory_;
 };
 
+// Points may be passed by the thread of a rank's door too.
 class Script final : public runtime::Faults {
  public:
   // Tells `common` of the points that this rank passes, if there is one.
@@ -77,6 +79,7 @@ class Script final : public runtime::Faults {
     int peer;
   };
   const Common* common_;
+  std::mutex mutex_;  // of entries_
   std::vector<Entry> entries_;
   std::vector<std::pair<Point, int>> dropped_;
   Store store_;

@@ -45,6 +45,18 @@ Setting setting_of(Point point) {
     case Point::kKnocking:
     case Point::kKnocked:
       return Setting::kMasked;
+    case Point::kSeeking:
+    case Point::kClaiming:
+    case Point::kClaimed:
+    case Point::kTakingPlace:
+    case Point::kTookPlace:
+      return Setting::kJoin;
+    case Point::kVisiting:
+    case Point::kVisited:
+      return Setting::kLetIn;
+    case Point::kVisitor:
+    case Point::kBlockOffered:
+      return Setting::kDoor;
   }
   return Setting::kOperation;
 }

@@ -16,6 +16,9 @@ enum class Setting {
   kTakeover,   // another rank has left between two words
   kRecovery,   // operations have failed
   kMasked,     // the rank has been masked
+  kJoin,       // the rank joins a running buffer
+  kLetIn,      // another rank joins
+  kDoor,       // another rank knocks at this one's door
 };
 
 [[nodiscard]] Setting setting_of(Point point);

@@ -1,15 +1,11 @@
 // Making a CPU buffer: together with the other ranks, or as a process that joins them later.
 #include <algorithm>
-#include <chrono>
 
 #include "backend/cpu/cpu_buffer.h"
 #include "tandem/error.h"
 
 namespace tandem::cpu {
 namespace {
-
-// How long ranks wait for one that is let in to hand out its block, and are held up if it does not.
-constexpr std::chrono::milliseconds kVisit{2000};
 
 runtime::SymmetricMemory::Kind kind_of(const runtime::BufferPlan& plan) {
   return plan.options.door.empty() ? runtime::SymmetricMemory::Kind::kPlain
@@ -92,10 +88,11 @@ void CpuBuffer::set_words(Epoch epoch) {
 }
 
 bool CpuBuffer::meet(int rank) {
-  const auto offer =
-      runtime::visit_door(plan_.options.door, rank, runtime::Deadline::after(kVisit));
+  seam().pass(Point::kVisiting, rank);
+  const auto offer = runtime::visit_door(plan_.options.door, rank, plan_.options.timeout);
   if (!offer) return false;
   memory_.set_block(rank, offer->block);
+  seam().pass(Point::kVisited, rank);
   return true;
 }
 

@@ -70,6 +70,7 @@ Peers::Peers(const runtime::BufferPlan& plan, layout::Doorbell& doorbell,
   active_.reserve(plan.num_ranks);
   list_active();
   for (const int rank : active_) incarnations_[rank] = 1;  // mapped when the buffer was made
+  seam().set(plan.faults);
 }
 
 void Peers::list_active() {
@@ -231,7 +232,12 @@ bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Mis
   if (culprits.empty() && on_timeout_ == OnTimeout::kFail) {
     culprits.push_back(end_of_chain(missing.late.front()));
   }
-  if (culprits.empty()) culprits = missing.late;
+  if (culprits.empty()) {
+    // Its own words may be missing, where somebody has written over them; but nobody masks itself
+    // with the others, or there might be no one left to let anybody in.
+    culprits = missing.late;
+    if (culprits.size() > 1) std::erase(culprits, rank_);
+  }
 
   const int culprit = culprits.front();
   const bool is_gone = !missing.gone.empty();
@@ -250,7 +256,7 @@ bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Mis
                  runtime::list_ranks(culprits) +
                  (is_gone ? ' ' + gone(culprit).value_or("has ended")
                           : ": " + standing(*membership_, culprit))};
-  if (on_timeout_ == OnTimeout::kFail) failure.raise();
+  if (on_timeout_ == OnTimeout::kFail || culprit == rank_) failure.raise();
   mask(culprits, failure);
   return true;
 }

@@ -71,12 +71,16 @@ Epoch Peers::take_over() {
     }
     membership_->adopt(membership_->newest());
   }
+  seam().pass(Point::kTakingPlace);
   membership_->take_over();
+  seam().pass(Point::kTookPlace);
   is_active_ = membership_->view().active;
   list_active();
   std::fill(incarnations_.begin(), incarnations_.end(), 0);  // nobody's block is mapped yet
-  return active_.empty() ? newest_
-                         : layout::epoch_of(membership_->ask(active_.front(), Status::kAt));
+  const Epoch near =
+      active_.empty() ? newest_ : layout::epoch_of(membership_->ask(active_.front(), Status::kAt));
+  membership_->tell_no_operation(near - 1);  // it will be let in for a later one
+  return near;
 }
 
 Epoch Peers::recover(Epoch next) {
