@@ -1,6 +1,9 @@
 // Messages of peers on other hosts that are to be stored into this rank's memory: each is dropped,
-// or lands within the block (whose neighbours nobody may touch) or the landing memory.
+// or lands within the block (whose neighbours nobody may touch) or the landing memory; or a carrier
+// is told to bring it there.
 #include <cstring>
+#include <list>
+#include <memory>
 #include <vector>
 
 #include "backend/net/remote_link.h"
@@ -21,6 +24,45 @@ void append(std::vector<std::byte>& bytes, const T& value) {
   const auto more = std::as_bytes(std::span(&value, 1));
   bytes.insert(bytes.end(), more.begin(), more.end());
 }
+
+// Must be told of nothing outside the block, its control words or the landing memory.
+class CheckingCarrier final : public runtime::Carrier {
+ public:
+  std::byte* room(int, layout::Epoch, std::int64_t size_bytes) override {
+    if (size_bytes > 2000) return nullptr;
+    return rooms_.emplace_back(static_cast<std::size_t>(size_bytes)).data();
+  }
+  std::byte* landing() override { return landing_.data(); }
+  void carry_to_block(const Rows& rows) override {
+    check(lies_in(rows.offset, rows.size_bytes, kBlockBytes), "rows lie in the block");
+    check(lies_in(rows.sources_offset, rows.sources_bytes, kBlockBytes), "and their sources");
+    for (std::int64_t i = 0; i < rows.size_bytes + rows.sources_bytes; ++i) sum_ += rows.room[i];
+  }
+  void carry_to_landing(std::int64_t offset, std::int64_t size_bytes) override {
+    check(lies_in(offset, size_bytes, 2 * kLandingBytes), "outputs lie in the landing memory");
+  }
+  void carry_words(int, std::int64_t offset, std::span<const layout::Word> words) override {
+    check(lies_in(offset, static_cast<std::int64_t>(words.size_bytes()), kControlBytes),
+          "words lie among the control words");
+    for (const std::byte byte : std::as_bytes(words)) sum_ += byte;
+  }
+  void lost(int) override {}
+
+ private:
+  // Read, so that the sanitizer sees where.
+  struct Sum {
+    unsigned value = 0;
+    void operator+=(std::byte byte) { value += std::to_integer<unsigned>(byte); }
+  };
+
+  static bool lies_in(std::int64_t offset, std::int64_t size_bytes, std::int64_t end) {
+    return offset >= 0 && size_bytes >= 0 && size_bytes <= end && offset <= end - size_bytes;
+  }
+
+  std::list<std::vector<std::byte>> rooms_;
+  std::vector<std::byte> landing_ = std::vector<std::byte>(2 * kLandingBytes);
+  Sum sum_;
+};
 
 std::vector<std::byte> payload_of(FuzzedDataProvider& data, net::MessageKind kind) {
   std::vector<std::byte> payload;
@@ -44,14 +86,16 @@ std::vector<std::byte> payload_of(FuzzedDataProvider& data, net::MessageKind kin
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   FuzzedDataProvider data(bytes, size);
   const test::GuardedBlock block(kBlockBytes);
-  const auto inbox =
-      std::make_shared<net::Inbox>(runtime::RemoteMemory{.block = block.memory(),
-                                                         .block_bytes = kBlockBytes,
-                                                         .control_bytes = kControlBytes,
-                                                         .staging_bytes = 0,
-                                                         .landing_bytes = kLandingBytes,
-                                                         .wake = [] {}},
-                                   2);
+  const auto carrier = data.ConsumeBool() ? std::make_shared<CheckingCarrier>() : nullptr;
+  const auto inbox = std::make_shared<net::Inbox>(
+      runtime::RemoteMemory{.block = carrier ? nullptr : block.memory(),
+                            .block_bytes = kBlockBytes,
+                            .control_bytes = kControlBytes,
+                            .staging_bytes = 0,
+                            .landing_bytes = kLandingBytes,
+                            .wake = [] {},
+                            .carrier = carrier},
+      2);
   const int num_messages = data.ConsumeIntegralInRange(1, 6);
   for (int i = 0; i < num_messages; ++i) {
     const auto kind = static_cast<net::MessageKind>(data.ConsumeIntegralInRange(0U, 5U));

@@ -2,6 +2,7 @@
 // and the kernel that stages a caller's tensor into the combine region first.
 #include "backend/cuda/block_tools.cuh"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/outbox.cuh"
 #include "backend/cuda/row_copy.cuh"
 #include "backend/cuda/row_ring.cuh"
 #include "backend/cuda/wait.cuh"
@@ -51,7 +52,7 @@ __device__ Arguments arguments_of(const CombineParams& p, const HalfState& half)
 // earlier kernels of the stream, or this kernel's blocks, wrote to the combine region. Pairs with
 // the fence after the wait for headers in combine_kernel.
 __device__ void publish_ready(const CombineParams& p, const Arguments& arguments,
-                              layout::Epoch epoch, std::byte* const* peers) {
+                              layout::Epoch epoch, std::byte* const* peers, bool has_rows) {
   const BufferView& buffer = p.buffer;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int parity = layout::parity(epoch);
@@ -77,6 +78,14 @@ __device__ void publish_ready(const CombineParams& p, const Arguments& arguments
             arguments.values[which]);
     }
   }
+  if (buffer.outbox_memory == nullptr || lane != 0) return;
+  Request request{.kind = RequestKind::kReady,
+                  .operation = kOperation,
+                  .half = static_cast<std::uint8_t>(p.half),
+                  .has_rows = static_cast<std::uint8_t>(has_rows),
+                  .epoch = epoch};
+  for (int i = 0; i < layout::kNumArguments; ++i) request.arguments[i] = arguments.values[i];
+  post(buffer, request);
 }
 
 // The handle's dispatch is the one that this half holds; else, reported, there is nothing to send.
@@ -240,11 +249,11 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   const Arguments arguments = arguments_of(p, *s.half);
   stamp(buffer, 17);
 
+  const bool has_rows = is_fresh(p, *s.half, epoch, blockIdx.x == 0 && thread == 0);
   if (p.sends != 0 && s.start->ticket == 0) {
-    if (in_publishing_warp) publish_ready(p, arguments, epoch, s.peers);
+    if (in_publishing_warp) publish_ready(p, arguments, epoch, s.peers, has_rows);
     if (thread == 0) state.half[p.half].combine_epoch = epoch;
   }
-  const bool has_rows = is_fresh(p, *s.half, epoch, blockIdx.x == 0 && thread == 0);
   if (p.receives == 0) {
     if (thread == 0) move_on(state, epoch, true, false);  // the only block
     return;
@@ -260,7 +269,9 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
       int half = 0;
       ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
                            layout::hash_arguments(arguments.values), arguments.values, &half);
-      s.row_bases[rank] = s.peers[rank] + buffer.block.combine_rows(half);
+      s.row_bases[rank] = s.peers[rank] == buffer.outbox_memory
+                              ? buffer.landing[layout::parity(epoch)]
+                              : s.peers[rank] + buffer.block.combine_rows(half);
       ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
     }
   }
@@ -301,6 +312,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
         reinterpret_cast<layout::Word*>(s.peers[rank] + buffer.block.completed(buffer.rank)),
         layout::make_word(epoch, 0));
   }
+  if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
   stamp(buffer, 21);
 }
 
@@ -379,7 +391,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (*s.flag == 0) return;
   if (thread < 32) {
     ptx::fence(buffer.across_devices != 0);
-    publish_ready(p, arguments_of(p, half), epoch, buffer.blocks);
+    publish_ready(p, arguments_of(p, half), epoch, buffer.blocks, has_rows);
   }
   if (thread == 0) {
     state.half[p.half].combine_epoch = epoch;

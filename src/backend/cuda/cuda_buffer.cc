@@ -45,6 +45,7 @@ CudaBuffer::~CudaBuffer() {
   warn_cuda(cudaGetDevice(&device_before), "cudaGetDevice");
   warn_cuda(cudaSetDevice(device_), "cudaSetDevice");
   if (last_stream_ != nullptr) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  relay_.reset();
   peers_.reset();
   for (cudaEvent_t event : events_) {
     if (event != nullptr) warn_cuda(cudaEventDestroy(event), "cudaEventDestroy");
@@ -264,7 +265,11 @@ runtime::Offer CudaBuffer::offer() const { refuse_masking(); }
 
 void CudaBuffer::check() {
   std::atomic_ref written(record_->written);
-  if (written.load(std::memory_order_acquire) == 0) return;
+  if (written.load(std::memory_order_acquire) == 0) {
+    if (relay_) relay_->check();
+    return;
+  }
+  const std::lock_guard lock(record_mutex_);
   const ErrorRecord record = *record_;
   if (!is_fatal(record)) {
     // The buffer stays usable: the next error may be recorded.
@@ -272,7 +277,25 @@ void CudaBuffer::check() {
     check_cuda(cudaMemsetAsync(&view_.state->record_taken, 0, sizeof(std::uint32_t), reset_stream_),
                "cudaMemsetAsync");
   }
-  throw_error(record, plan_);
+  throw_record(record);
+}
+
+void CudaBuffer::throw_record(const ErrorRecord& record) const {
+  const bool is_lost = static_cast<ErrorCode>(record.code) == ErrorCode::kPeerLost;
+  throw_error(record, plan_, is_lost ? relay_->why_lost(record.peer) : "");
+}
+
+// What this rank's kernels have failed with, if that is for good: for the peers on other hosts.
+std::optional<runtime::Failure> CudaBuffer::fatal_failure() const {
+  if (std::atomic_ref(record_->written).load(std::memory_order_acquire) == 0) return {};
+  const std::lock_guard lock(record_mutex_);
+  const ErrorRecord record = *record_;
+  if (record.written == 0 || !is_fatal(record)) return {};
+  try {
+    throw_record(record);
+  } catch (const Error& error) {
+    return runtime::Failure{.info = error.info(), .message = error.message()};
+  }
 }
 
 void CudaBuffer::print_trace() const {

@@ -11,10 +11,13 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/kernel_params.h"
+#include "backend/cuda/relay.h"
 #include "runtime/backend.h"
 
 namespace tandem::cuda {
@@ -59,6 +62,8 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void follow(cudaStream_t stream);
   void leave(cudaStream_t stream);
   void print_trace() const;
+  [[noreturn]] void throw_record(const ErrorRecord& record) const;
+  [[nodiscard]] std::optional<runtime::Failure> fatal_failure() const;
 
   runtime::BufferPlan plan_;
   int device_ = 0;
@@ -71,8 +76,10 @@ class CudaBuffer final : public runtime::BackendBuffer {
   std::shared_ptr<std::byte> own_memory_;
   std::shared_ptr<std::byte> record_memory_;
   std::unique_ptr<PeerMemory> peers_;
-  BufferView view_;  // as the kernels get it
+  std::unique_ptr<Relay> relay_;  // null where all ranks share memory
+  BufferView view_;               // as the kernels get it
   ErrorRecord* record_ = nullptr;
+  mutable std::mutex record_mutex_;  // while a record is read, none is allowed to follow it
 
   bool combined_[layout::kNumHalves] = {};           // since the half's dispatch
   void* dispatch_streams_[layout::kNumHalves] = {};  // of the halves' dispatches

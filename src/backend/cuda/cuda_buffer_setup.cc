@@ -91,9 +91,6 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                std::to_string(plan.options.num_experts) +
                                                ", on CUDA at most " + std::to_string(kMaxExperts));
     }
-    if (bootstrap->network() != nullptr) {
-      throw Error(ErrorCode::kUnsupported, "ranks on GPUs cannot be on several hosts yet");
-    }
     if (plan.options.on_timeout != OnTimeout::kFail || !plan.options.door.empty() ||
         plan.num_ranks != bootstrap->size()) {
       throw Error(
@@ -114,7 +111,8 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     own.num_sms = num_sms_;
     own.chosen_blocks = plan.options.num_sms;
     shared_bytes_ =
-        std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts),
+        std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts,
+                                        bootstrap->network() != nullptr),
                   receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
                   combine_shared_bytes(plan.num_ranks), stage_shared_bytes(), kLeastSharedBytes});
     if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
@@ -146,12 +144,19 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     choose_blocks(facts);
     return 0;
   });
-  peers_ = std::make_unique<PeerMemory>(bootstrap, block_, device_, facts);
+  peers_ = runtime::agree(
+      *bootstrap, [&] { return std::make_unique<PeerMemory>(bootstrap, block_, device_, facts); });
   runtime::agree(*bootstrap, [&] {
+    if (bootstrap->network() != nullptr) {
+      relay_ = std::make_unique<Relay>(device_, plan, *bootstrap, block_,
+                                       [this] { return fatal_failure(); });
+      relay_->fill(view_);
+    }
     fill_tables();
     warm_up();
     return 0;
   });
+  if (relay_) relay_->start();
 }
 
 void CudaBuffer::allocate() {
@@ -223,7 +228,8 @@ void CudaBuffer::fill_tables() {
   states[1].failed = 1;  // kernels that warm up end at once
   std::memcpy(image.data() + pieces.state, states, sizeof states);
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-    std::byte* const block = peers_->block(rank);
+    std::byte* block = peers_->block(rank);
+    if (block == nullptr) block = relay_->outbox();
     std::memcpy(image.data() + pieces.blocks + rank * sizeof block, &block, sizeof block);
   }
   const core::ExpertMap& experts = plan_.experts;

@@ -8,7 +8,6 @@
 #include "tandem/error.h"
 
 namespace tandem::cuda {
-namespace {}  // namespace
 
 std::shared_ptr<std::byte> allocate_device(int device, std::int64_t size_bytes) {
   const DeviceScope scope(device);
@@ -52,30 +51,31 @@ PeerMemory::PeerMemory(std::shared_ptr<runtime::Bootstrap> bootstrap,
       own_(std::move(own)),
       device_(device),
       blocks_(bootstrap_->size(), nullptr) {
-  const int size = bootstrap_->size();
-  const int rank = bootstrap_->rank();
-  blocks_[rank] = own_.get();
+  const std::vector<int> ranks = bootstrap_->host_ranks();
+  const int size = static_cast<int>(ranks.size());
+  blocks_[bootstrap_->rank()] = own_.get();
   std::vector<bool> reached(size, true);
   const DeviceScope scope(device_);
-  if (bootstrap_->in_one_process()) {
-    share_in_process(facts, reached);
+  if (bootstrap_->host().in_one_process()) {
+    share_in_process(ranks, facts, reached);
   } else {
-    share_between_processes(reached);
+    share_between_processes(ranks, reached);
   }
 
-  // Everybody learns every pair.
+  // Everybody on this host learns every pair.
   std::vector<std::byte> message(size);
   for (int peer = 0; peer < size; ++peer) {
     message[peer] = static_cast<std::byte>(reached[peer] ? 1 : 0);
   }
-  const auto all = bootstrap_->all_gather(message);
+  const auto all = bootstrap_->host().all_gather(message);
   std::string pairs;
   int culprit = -1;
   for (int from = 0; from < size; ++from) {
     for (int to = 0; to < size; ++to) {
       if (all[from][to] != std::byte{0}) continue;
-      pairs += (pairs.empty() ? "" : ", ") + std::to_string(from) + " -> " + std::to_string(to);
-      if (culprit < 0) culprit = to;
+      pairs += (pairs.empty() ? "" : ", ") + std::to_string(ranks[from]) + " -> " +
+               std::to_string(ranks[to]);
+      if (culprit < 0) culprit = ranks[to];
     }
   }
   if (pairs.empty()) return;
@@ -84,16 +84,18 @@ PeerMemory::PeerMemory(std::shared_ptr<runtime::Bootstrap> bootstrap,
               "ranks cannot reach the memory of the GPUs of others: " + pairs);
 }
 
-void PeerMemory::share_in_process(const std::vector<DeviceFacts>& facts,
+void PeerMemory::share_in_process(const std::vector<int>& ranks,
+                                  const std::vector<DeviceFacts>& facts,
                                   std::vector<bool>& reached) {
-  shared_ = bootstrap_->all_gather_objects(own_);
-  for (int peer = 0; peer < bootstrap_->size(); ++peer) {
-    blocks_[peer] = static_cast<std::byte*>(shared_[peer].get());
+  shared_ = bootstrap_->host().all_gather_objects(own_);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const int peer = ranks[i];
+    blocks_[peer] = static_cast<std::byte*>(shared_[i].get());
     if (facts[peer].device == device_) continue;
     int can_access = 0;
     check_cuda(cudaDeviceCanAccessPeer(&can_access, device_, facts[peer].device),
                "cudaDeviceCanAccessPeer");
-    reached[peer] = can_access != 0;
+    reached[i] = can_access != 0;
     if (can_access == 0) continue;
     const cudaError_t status = cudaDeviceEnablePeerAccess(facts[peer].device, 0);
     if (status == cudaErrorPeerAccessAlreadyEnabled) {
@@ -104,21 +106,23 @@ void PeerMemory::share_in_process(const std::vector<DeviceFacts>& facts,
   }
 }
 
-void PeerMemory::share_between_processes(std::vector<bool>& reached) {
+void PeerMemory::share_between_processes(const std::vector<int>& ranks,
+                                         std::vector<bool>& reached) {
   cudaIpcMemHandle_t handle{};
   check_cuda(cudaIpcGetMemHandle(&handle, own_.get()), "cudaIpcGetMemHandle");
   std::vector<std::byte> message(sizeof handle);
   std::memcpy(message.data(), &handle, sizeof handle);
-  const auto handles = bootstrap_->all_gather(message);
-  for (int peer = 0; peer < bootstrap_->size(); ++peer) {
+  const auto handles = bootstrap_->host().all_gather(message);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const int peer = ranks[i];
     if (peer == bootstrap_->rank()) continue;
-    std::memcpy(&handle, handles[peer].data(), sizeof handle);
+    std::memcpy(&handle, handles[i].data(), sizeof handle);
     void* memory = nullptr;
     const cudaError_t status =
         cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess);
     if (status != cudaSuccess) {
       (void)cudaGetLastError();
-      reached[peer] = false;
+      reached[i] = false;
       continue;
     }
     opened_.push_back(memory);
@@ -127,14 +131,14 @@ void PeerMemory::share_between_processes(std::vector<bool>& reached) {
 }
 
 PeerMemory::~PeerMemory() {
-  if (bootstrap_->in_one_process()) return;  // shared ownership ends it
+  if (bootstrap_->host().in_one_process()) return;  // shared ownership ends it
   // An owner frees its block only when no peer's kernel touches it any more. A rank whose buffer
   // has failed meets the others too, who may know nothing of it: were it to go ahead, they would
   // meet in the midst of what it does next. A peer that is gone ends the wait at once.
   const auto meet = [this] {
     if (abandoned_) return;
     try {
-      bootstrap_->barrier();
+      bootstrap_->host().barrier();
     } catch (const Error&) {
       abandoned_ = true;  // a peer is gone; what it mapped went with it
     }

@@ -26,9 +26,10 @@ struct DeviceFacts {
   std::int32_t padding;
 };
 
-// The blocks of all ranks, mapped into this process. Between threads they are plain pointers (peer
-// access between different devices); between processes CUDA IPC. A block lives until its last user
-// lets go of it; between processes teardown meets the peers first, for a bounded time.
+// The blocks of all ranks of this host, mapped into this process. Between threads they are plain
+// pointers (peer access between different devices); between processes CUDA IPC. A block lives until
+// its last user lets go of it; between processes teardown meets the peers first, for a bounded
+// time.
 class PeerMemory {
  public:
   // Collective. `own` is this rank's block, ready for use; `facts` of all ranks. Throws
@@ -39,11 +40,14 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
+  // Null for a rank on another host.
   [[nodiscard]] std::byte* block(int rank) const { return blocks_[rank]; }
 
  private:
-  void share_in_process(const std::vector<DeviceFacts>& facts, std::vector<bool>& reached);
-  void share_between_processes(std::vector<bool>& reached);
+  // `ranks` of this host; `reached`: which of them, in that order.
+  void share_in_process(const std::vector<int>& ranks, const std::vector<DeviceFacts>& facts,
+                        std::vector<bool>& reached);
+  void share_between_processes(const std::vector<int>& ranks, std::vector<bool>& reached);
 
   std::shared_ptr<runtime::Bootstrap> bootstrap_;
   std::shared_ptr<std::byte> own_;

@@ -7,6 +7,7 @@
 // the peers' rows and ends the operation.
 #include "backend/cuda/dispatch_shared.cuh"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/outbox.cuh"
 #include "backend/cuda/wait.cuh"
 
 namespace tandem::cuda {
@@ -75,7 +76,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchParams p) {
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
-  const DispatchShared s(storage, buffer.num_ranks, buffer.num_experts);
+  const DispatchShared s(storage, buffer.num_ranks, buffer.num_experts,
+                         buffer.outbox_memory != nullptr);
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   DeviceState& state = *buffer.state;
@@ -175,6 +177,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       state.half[p.half].dispatch_epoch = epoch;
       state.half[p.half].has_rows = 0;
     }
+    post_header(p, epoch);
   }
   if (ticket == gridDim.x - 1 && p.slotted == 0) publish_started(buffer, epoch, s.peers);
   stamp(buffer, 2);
@@ -203,6 +206,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     }
     __syncthreads();
   } else {
+    if (buffer.outbox_memory != nullptr) {
+      scan_starts(s.own, 1, buffer.num_experts, s.tables, s.starts);
+    }
     const bool counts_ok = read_counts(p, s.tables, epoch, s.own);
     if (__syncthreads_or(static_cast<int>(!counts_ok)) != 0) {
       ring.finish();
@@ -211,6 +217,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     stamp(buffer, 3);
     overflow = add_starts(p, epoch, s.tables, scan);
   }
+  const std::uint32_t* starts = p.slotted != 0 ? scan : s.starts;
+  if (ticket == 0) write_first_rows(p, s.tables, epoch);
   stamp(buffer, 4);
 
   // Tile by tile: entries become addresses, rows go out.
@@ -244,6 +252,13 @@ __global__ void __launch_bounds__(kNumThreads, 1)
           rows_at = buffer.block.view_rows(s.tables.halves[owner]);
           sources_at = buffer.block.view_sources(s.tables.halves[owner]);
           route = (static_cast<Route>(owner) << kRouteOwnerShift) | row;
+        }
+        if (s.peers[owner] == buffer.outbox_memory) {
+          row = row_sent(s.tables, starts, expert, slot);
+          rows_at = buffer.outbox.rows(parity);
+          sources_at = buffer.outbox.sources(parity);
+          // The send phase of slotted placement leaves what its receive phase makes of it.
+          route = (static_cast<Route>(p.slotted != 0 ? expert : owner) << kRouteOwnerShift) | row;
         }
         if (fits) {
           destination = s.peers[owner] + rows_at + row * pitch;
@@ -282,6 +297,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   ring.finish();
   __syncthreads();
+  if (thread == 0) post_rows(p, epoch, !overflow);
   stamp(buffer, 6);
   // Arrived: release, pairs with the fence in wait_for_rows. The barrier has gathered the rows of
   // all threads of this block.
@@ -322,13 +338,14 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     move_on(state, epoch, true, true);
   }
   publish_completed(buffer, epoch, s.peers);
+  if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
   stamp(buffer, 8);
 }
 
 }  // namespace
 
-std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts) {
-  return DispatchShared(nowhere(), num_ranks, num_experts).size_bytes;
+std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts, bool across_hosts) {
+  return DispatchShared(nowhere(), num_ranks, num_experts, across_hosts).size_bytes;
 }
 
 const void* dispatch_kernel_for(Format format, DType x_dtype) {

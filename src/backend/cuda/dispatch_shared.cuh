@@ -49,16 +49,19 @@ struct DispatchShared {
   float* scales;                 // [kNumWarps, 2 * kMaxGroupsPerChunk]
   std::uint32_t* before;         // [E]: this rank's entries before the tile
   std::uint32_t* own;            // [E + 1]: this rank's entries; later scratch
+  std::uint32_t* starts;         // [E + 1], across hosts: of own, by owner and local number
   layout::Epoch* combine_epoch;  // of the half
   int* flag;
   RoutingTables tables;
   std::int64_t size_bytes;
 
-  TANDEM_HOST_DEVICE DispatchShared(std::byte* storage, int num_ranks, int num_experts)
-      : DispatchShared(SharedCarver(storage), num_ranks, num_experts) {}
+  TANDEM_HOST_DEVICE DispatchShared(std::byte* storage, int num_ranks, int num_experts,
+                                    bool across_hosts)
+      : DispatchShared(SharedCarver(storage), num_ranks, num_experts, across_hosts) {}
 
  private:
-  TANDEM_HOST_DEVICE DispatchShared(SharedCarver carver, int num_ranks, int num_experts)
+  TANDEM_HOST_DEVICE DispatchShared(SharedCarver carver, int num_ranks, int num_experts,
+                                    bool across_hosts)
       : rings(carver.take<std::byte>(kNumWarps * kRingBytes, 128)),
         barriers(carver.take<std::uint64_t>(kNumWarps * kMaxStages)),
         entries(carver.take<Entry>(kTileEntries)),
@@ -67,6 +70,7 @@ struct DispatchShared {
         scales(carver.take<float>(kNumWarps * 2 * kMaxGroupsPerChunk)),
         before(carver.take<std::uint32_t>(num_experts)),
         own(carver.take<std::uint32_t>(num_experts + 1)),
+        starts(carver.take<std::uint32_t>(across_hosts ? num_experts + 1 : 0)),
         combine_epoch(carver.take<layout::Epoch>(1)),
         flag(carver.take<int>(1)),
         tables(carver, num_ranks, num_experts),
@@ -224,6 +228,7 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
                                            bool overflow) {
   const BufferView& buffer = p.buffer;
   const BufferView::Arrays& arrays = buffer.arrays[p.half];
+  const BufferView::Arrays& for_host = buffer.arrays_for_host[p.half];
   const int first = tables.first_of_rank[buffer.rank];
   const int num_local = tables.first_of_rank[buffer.rank + 1] - first;
   const std::byte* own = buffer.blocks[buffer.rank];
@@ -232,6 +237,7 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
     std::int64_t offset = std::int64_t{local} * buffer.num_ranks * p.max_tokens;
     if (p.padded == 0) offset = scan[first + local] - scan[first];
     arrays.offsets[local] = overflow ? 0 : offset;
+    if (for_host.offsets != nullptr) for_host.offsets[local] = arrays.offsets[local];
     if (local == num_local) continue;
     const int expert = tables.by_rank[first + local];
     arrays.counts[local] = overflow ? 0 : static_cast<std::int32_t>(tables.all[expert]);
@@ -241,8 +247,9 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
       const auto* word = reinterpret_cast<const layout::Word*>(
           own + buffer.block.count(layout::parity(epoch), rank, expert));
       const std::uint64_t count = overflow ? 0 : layout::value_of(ptx::load_relaxed(word));
-      arrays.ranges[std::int64_t{local} * buffer.num_ranks + rank] =
-          static_cast<std::int64_t>((lower << 32) | count);
+      const std::int64_t at = std::int64_t{local} * buffer.num_ranks + rank;
+      arrays.ranges[at] = static_cast<std::int64_t>((lower << 32) | count);
+      if (for_host.ranges != nullptr) for_host.ranges[at] = arrays.ranges[at];
       lower += count;
     }
   }

@@ -60,10 +60,12 @@ std::string timeout_text(const ErrorRecord& record, int self) {
 
 bool is_fatal(const ErrorRecord& record) {
   const auto code = static_cast<ErrorCode>(record.code);
-  return code == ErrorCode::kTimeout || code == ErrorCode::kMismatch;
+  return code == ErrorCode::kTimeout || code == ErrorCode::kMismatch ||
+         code == ErrorCode::kPeerLost;
 }
 
-void throw_error(const ErrorRecord& record, const runtime::BufferPlan& plan) {
+void throw_error(const ErrorRecord& record, const runtime::BufferPlan& plan,
+                 const std::string& why_lost) {
   const auto code = static_cast<ErrorCode>(record.code);
   ErrorInfo info{.code = code,
                  .operation = record.operation,
@@ -78,6 +80,8 @@ void throw_error(const ErrorRecord& record, const runtime::BufferPlan& plan) {
     case ErrorCode::kTimeout:
       info.limit = plan.options.timeout;
       throw Error(info, timeout_text(record, plan.rank));
+    case ErrorCode::kPeerLost:
+      throw Error(info, rank_text(record.peer) + ' ' + why_lost);
     case ErrorCode::kMismatch:
       throw Error(info, mismatch_text(record, plan.rank));
     case ErrorCode::kCapacity: {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/outbox.h"
 #include "backend/cuda/state_view.h"
 #include "layout/block.h"
 #include "layout/row.h"
@@ -47,7 +48,7 @@ inline constexpr int kRouteOwnerShift = 48;
 // Fixed for a buffer.
 struct BufferView {
   layout::Block block;
-  std::byte* const* blocks = nullptr;           // [R], device memory
+  std::byte* const* blocks = nullptr;           // [R], device memory; of other hosts: the outbox
   const std::uint32_t* expert_map = nullptr;    // [E]: owner << 16 | local number
   const std::int32_t* by_rank = nullptr;        // [E]: experts by (owner, local number)
   const std::int32_t* first_of_rank = nullptr;  // [R + 1]: where each rank's begin in by_rank
@@ -60,6 +61,13 @@ struct BufferView {
   std::int32_t across_devices = 0;
   std::uint64_t* trace = nullptr;  // phase stamps; null: none
 
+  // Where peers are on other hosts, else null: what is to be sent to them; by parity, what they
+  // send back; [R], not 0 for one that is lost.
+  Outbox outbox;
+  std::byte* outbox_memory = nullptr;
+  const std::byte* landing[2] = {};
+  const std::uint32_t* lost = nullptr;
+
   // Arrays of a handle, by half.
   struct Arrays {
     std::int32_t* counts = nullptr;
@@ -69,6 +77,7 @@ struct BufferView {
     Route* routes = nullptr;  // [M, K]
   };
   Arrays arrays[2];
+  Arrays arrays_for_host[2];  // across hosts: copies of offsets and ranges, in the outbox
 };
 
 struct DispatchParams {

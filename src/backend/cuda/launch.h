@@ -17,7 +17,7 @@ const void* acquire_kernel();  // rule 2 between two combines of one handle
 const void* stage_kernel();    // staged combine: the send phase
 
 // Dynamic shared memory of a block.
-std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts);
+std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts, bool across_hosts);
 std::int64_t receive_shared_bytes(int num_ranks, int num_experts);
 std::int64_t combine_shared_bytes(int num_ranks);
 std::int64_t stage_shared_bytes();

@@ -2,6 +2,7 @@
 // the landing region into the caller's tensor in their final order, and turns slots into routes.
 #include "backend/cuda/dispatch_shared.cuh"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/outbox.cuh"
 #include "backend/cuda/row_copy.cuh"
 #include "backend/cuda/wait.cuh"
 
@@ -107,10 +108,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     if (route < 0) continue;
     const auto expert = static_cast<int>(route >> kRouteOwnerShift);
     const Route slot = route & ((Route{1} << kRouteOwnerShift) - 1);
-    routes[i] = overflow
-                    ? kNoRoute
-                    : ((static_cast<Route>(owner_of(s.tables.map[expert])) << kRouteOwnerShift) |
-                       (s.tables.base[expert] + slot));
+    const int owner = owner_of(s.tables.map[expert]);
+    // To another host: what comes back lies as it was sent, and its place is known since then.
+    const std::int64_t begin = s.peers[owner] == buffer.outbox_memory ? 0 : s.tables.base[expert];
+    routes[i] =
+        overflow ? kNoRoute : ((static_cast<Route>(owner) << kRouteOwnerShift) | (begin + slot));
   }
 
   // Runs of rows: one for each (source, local expert), sources first, as they lie in the landing
@@ -194,6 +196,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     move_on(state, epoch, false, true);
   }
   publish_completed(buffer, epoch, s.peers);
+  if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
   stamp(buffer, 13);
 }
 

@@ -33,6 +33,9 @@ struct DeviceState {
   // Not 0: a wait has ended in an error; every other wait ends, and nothing is sent any more.
   alignas(128) std::uint32_t failed = 0;
   std::uint32_t record_taken = 0;
+  // For peers on other hosts: blocks of a dispatch that have written their rows; requests so far.
+  alignas(128) std::uint32_t written = 0;
+  std::uint64_t requests = 0;
   alignas(128) HalfState half[2];
 };
 

@@ -77,12 +77,26 @@ static __device__ __noinline__ layout::Word wait_slowly(const BufferView& buffer
     if (polls % kPollsPerClockRead != 0) continue;
     *failed = ptx::load_relaxed(&buffer.state->failed) != 0;
     if (*failed) return 0;
+    const auto peer = static_cast<int>(packed >> 16);
+    // Looked at before the word: what the peer sent came before.
+    if (buffer.lost != nullptr && ptx::load_relaxed(&buffer.lost[peer]) != 0) {
+      ptx::fence_sys();
+      const layout::Word last = ptx::load_relaxed(address);
+      if (is_ready(last, wanted, until)) return last;
+      report(buffer, static_cast<Operation>(packed & 0xffU), epoch,
+             {ErrorCode::kPeerLost, static_cast<Phase>((packed >> 8) & 0xffU), peer,
+              static_cast<std::int64_t>(wanted), static_cast<std::int64_t>(layout::epoch_of(last)),
+              0, ptx::now_ns() - start},
+             true);
+      *failed = true;
+      return 0;
+    }
     const std::uint64_t waited = ptx::now_ns() - start;
     if (waited <= buffer.timeout_ns) continue;
     report(buffer, static_cast<Operation>(packed & 0xffU), epoch,
-           {ErrorCode::kTimeout, static_cast<Phase>((packed >> 8) & 0xffU),
-            static_cast<int>(packed >> 16), static_cast<std::int64_t>(wanted),
-            static_cast<std::int64_t>(layout::epoch_of(word)), 0, waited},
+           {ErrorCode::kTimeout, static_cast<Phase>((packed >> 8) & 0xffU), peer,
+            static_cast<std::int64_t>(wanted), static_cast<std::int64_t>(layout::epoch_of(word)), 0,
+            waited},
            true);
     *failed = true;
     return 0;

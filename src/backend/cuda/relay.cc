@@ -1,0 +1,359 @@
+#include "backend/cuda/relay.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "backend/cuda/cuda_check.h"
+#include "backend/cuda/device_memory.h"
+#include "runtime/deadline.h"
+#include "runtime/failure.h"
+#include "tandem/error.h"
+
+namespace tandem::cuda {
+namespace {
+
+using layout::Argument;
+using layout::Word;
+using std::chrono::microseconds;
+using Clock = std::chrono::steady_clock;
+
+// How long a buffer that goes waits for the network to have read what it was given.
+constexpr std::chrono::milliseconds kLeaveTimeout{2000};
+
+// A rank's rows for one peer have one arrival word, whatever the number of blocks that wrote them:
+// the peer is told that there was one block.
+constexpr std::uint32_t kBlocksOfRelay = 1;
+
+std::vector<int> ranks_on_other_hosts(runtime::Bootstrap& bootstrap) {
+  const std::vector<int> here = bootstrap.host_ranks();
+  std::vector<int> elsewhere;
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    if (!std::binary_search(here.begin(), here.end(), rank)) elsewhere.push_back(rank);
+  }
+  return elsewhere;
+}
+
+runtime::Failure trouble(int rank, const std::string& what) {
+  return {.info = {.code = ErrorCode::kPeerLost, .peer = rank},
+          .message = "rank " + std::to_string(rank) + " can send no more: " + what};
+}
+
+}  // namespace
+
+Relay::Relay(int device, const runtime::BufferPlan& plan, runtime::Bootstrap& bootstrap,
+             std::shared_ptr<std::byte> block,
+             std::function<std::optional<runtime::Failure>()> own_failure)
+    : device_(device),
+      plan_(plan),
+      outbox_(plan.block),
+      remote_(ranks_on_other_hosts(bootstrap)),
+      block_(std::move(block)),
+      own_failure_(std::move(own_failure)),
+      outbox_memory_(allocate_mapped_host(device, outbox_.size_bytes())),
+      one_(allocate_mapped_host(device, sizeof(std::uint32_t))),
+      carrier_(std::make_shared<DeviceCarrier>(device, plan, remote_, block_)),
+      reader_(*reinterpret_cast<RequestRing*>(outbox_memory_.get() + outbox_.ring())) {
+  const DeviceScope scope(device_);
+  void* on_device = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&on_device, outbox_memory_.get(), 0),
+             "cudaHostGetDevicePointer");
+  device_outbox_ = static_cast<std::byte*>(on_device);
+  const std::uint32_t one = 1;
+  std::memcpy(one_.get(), &one, sizeof one);
+  // Each peer gets as many rows back as it has sent: at most what a rank sends.
+  bounce_bytes_ = carrier_->landing_bytes() * std::ssize(remote_);
+  bounce_ = allocate_mapped_host(device_, std::max<std::int64_t>(2 * bounce_bytes_, 1));
+  carrier_->keep(outbox_memory_);
+  carrier_->keep(bounce_);
+  stream_ = make_copy_stream();
+  for (Sent& sent : sent_) {
+    sent.counts.resize(static_cast<std::size_t>(plan_.experts.num_experts()));
+  }
+  for (auto& landed : landed_) {
+    landed.resize(static_cast<std::size_t>(plan_.experts.num_local(plan_.rank)) *
+                  static_cast<std::size_t>(plan_.num_ranks));
+  }
+  peers_ =
+      bootstrap.network()->open({.block = nullptr,
+                                 .block_bytes = plan_.block.size_bytes(),
+                                 .control_bytes = plan_.block.doorbell(),
+                                 .staging_bytes = 0,
+                                 .landing_bytes = carrier_->landing_bytes(),
+                                 .wake = [carrier = carrier_.get()] { carrier->retry_completed(); },
+                                 .carrier = carrier_});
+  carrier_->set_has_left(
+      [peers = peers_.get()](int peer, int parity) { return peers->has_left(peer, parity); });
+}
+
+Relay::~Relay() {
+  stopping_.store(true, std::memory_order_relaxed);
+  if (thread_.joinable()) thread_.join();
+  // Memory that the network still reads would be freed by its thread, which would wait for the GPU.
+  const runtime::Deadline deadline = runtime::Deadline::after(kLeaveTimeout);
+  const auto all_has_left = [&] {
+    return std::all_of(remote_.begin(), remote_.end(), [&](int peer) {
+      return peers_->lost(peer) || (peers_->has_left(peer, 0) && peers_->has_left(peer, 1));
+    });
+  };
+  while (!all_has_left() && !deadline.passed()) std::this_thread::sleep_for(microseconds(100));
+  carrier_->set_has_left({});
+  peers_.reset();
+  warn_cuda(cudaStreamDestroy(stream_), "cudaStreamDestroy");
+}
+
+void Relay::fill(BufferView& view) {
+  view.across_devices = 1;
+  view.outbox = outbox_;
+  view.outbox_memory = device_outbox_;
+  view.lost = carrier_->device_lost();
+  for (int i = 0; i < 2; ++i) {
+    view.landing[i] = carrier_->device_landing() + i * carrier_->landing_bytes();
+    view.arrays_for_host[i] = {
+        .offsets = reinterpret_cast<std::int64_t*>(device_outbox_ + outbox_.offsets(i)),
+        .ranges = reinterpret_cast<std::int64_t*>(device_outbox_ + outbox_.ranges(i))};
+  }
+  device_failed_ = &view.state->failed;
+}
+
+void Relay::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void Relay::check() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) failure_->raise();
+}
+
+std::string Relay::why_lost(int peer) const { return peers_->lost(peer).value_or("is lost"); }
+
+// A kernel cannot wake a thread, so the thread looks: at every turn while there is work, less and
+// less often while there is none.
+void Relay::pause(Clock::time_point last_work) const {
+  const auto idle = Clock::now() - last_work;
+  if (idle < microseconds(200)) {
+    peers_->progress();
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(idle < std::chrono::milliseconds(20) ? microseconds(20)
+                                : idle < std::chrono::seconds(2)     ? microseconds(200)
+                                                                     : microseconds(2000));
+  }
+}
+
+void Relay::run() {
+  warn_cuda(cudaSetDevice(device_), "cudaSetDevice");
+  auto last_work = Clock::now();
+  for (;;) {
+    // Looked at first: what was asked for before is done before.
+    const bool stopping = stopping_.load(std::memory_order_relaxed);
+    try {
+      while (const std::optional<Request> request = reader_.take()) {
+        handle(*request);
+        last_work = Clock::now();
+      }
+    } catch (const Error& error) {
+      fail(trouble(plan_.rank, error.message()), true);
+    }
+    watch();
+    if (stopping) return;
+    pause(last_work);
+  }
+}
+
+// What has failed here is told to the peers, what has failed there to the kernels.
+void Relay::watch() {
+  if (!has_told_) {
+    if (const auto failure = own_failure_()) {
+      has_told_ = true;
+      peers_->send_failure(*failure);
+    }
+  }
+  if (peers_->failed()) fail(peers_->failure(), false);
+  if (const auto problem = carrier_->problem()) fail(trouble(plan_.rank, *problem), true);
+}
+
+void Relay::fail(const runtime::Failure& failure, bool is_news) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+  }
+  warn_cuda(cudaMemcpyAsync(device_failed_, one_.get(), sizeof(std::uint32_t),
+                            cudaMemcpyHostToDevice, stream_),
+            "cudaMemcpyAsync");
+  if (is_news && !has_told_) peers_->send_failure(failure);
+  has_told_ = true;
+}
+
+void Relay::handle(const Request& request) {
+  const std::int64_t arrived =
+      plan_.block.arrived(layout::parity(request.epoch), plan_.rank, kFirstBlockWord);
+  const Word done = layout::make_word(request.epoch, 0);
+  switch (request.kind) {
+    case RequestKind::kHeader:
+      send_header(request);
+      return;
+    case RequestKind::kRows:
+      if (request.has_rows != 0) send_rows(request);
+      send_word(arrived, done);
+      return;
+    case RequestKind::kReady:
+      if (request.has_rows != 0) send_outputs(request);
+      send_ready(request);
+      return;
+    case RequestKind::kCompleted:
+      if (request.operation == Operation::kDispatch) plan_landed(request);
+      send_word(plan_.block.completed(plan_.rank), done);
+      return;
+  }
+}
+
+void Relay::send_word(std::int64_t offset, Word word) {
+  const runtime::RemotePeers::WordRun run{offset, {&word, 1}};
+  for (const int peer : remote_) peers_->send_words(peer, {&run, 1});
+}
+
+// The header last: it releases the others.
+void Relay::send_ready(const Request& request) {
+  const int parity = layout::parity(request.epoch);
+  std::array<Word, layout::kNumArguments> arguments;
+  for (int which = 0; which < layout::kNumArguments; ++which) {
+    arguments[which] = layout::make_word(request.epoch, request.arguments[which]);
+  }
+  const Word header = layout::make_word(
+      request.epoch, layout::encode(layout::Header{request.operation, request.half,
+                                                   layout::hash_arguments(request.arguments)}));
+  const runtime::RemotePeers::WordRun runs[] = {
+      {plan_.block.argument(parity, plan_.rank, Argument{}), arguments},
+      {plan_.block.header(parity, plan_.rank), {&header, 1}}};
+  for (const int peer : remote_) peers_->send_words(peer, runs);
+}
+
+void Relay::send_header(const Request& request) {
+  const int parity = layout::parity(request.epoch);
+  const int num_experts = plan_.experts.num_experts();
+  Sent& sent = sent_[parity];
+  std::copy_n(request.arguments, layout::kNumArguments, sent.arguments.begin());
+  const std::int64_t counts_at = plan_.block.count(parity, plan_.rank, 0);
+  const std::span<const Word> counts{in_outbox<Word>(counts_at),
+                                     static_cast<std::size_t>(num_experts)};
+  for (int expert = 0; expert < num_experts; ++expert) {
+    sent.counts[expert] = static_cast<std::int32_t>(layout::value_of(counts[expert]));
+  }
+  const Word num_blocks = layout::make_word(request.epoch, kBlocksOfRelay);
+  const runtime::RemotePeers::WordRun runs[] = {
+      {counts_at, counts},
+      {plan_.block.arrived(parity, plan_.rank, kNumBlocksWord), {&num_blocks, 1}}};
+  for (const int peer : remote_) peers_->send_words(peer, runs);
+  send_ready(request);
+}
+
+void Relay::send_rows(const Request& request) {
+  const int parity = layout::parity(request.epoch);
+  const Sent& sent = sent_[parity];
+  const auto shape = layout::decode_shape(sent.arguments[static_cast<int>(Argument::kShape)]);
+  const std::int64_t max_tokens = sent.arguments[static_cast<int>(Argument::kMaxTokens)];
+  const std::int64_t pitch =
+      layout::RowShape{shape.hidden, static_cast<Format>(shape.element)}.pitch();
+  const bool slotted = shape.placement == Placement::kSlotted;
+  const std::byte* const rows = outbox_memory_.get() + outbox_.rows(parity);
+  const auto* const sources = in_outbox<std::int32_t>(outbox_.sources(parity));
+  const auto* const first_rows = in_outbox<std::uint32_t>(outbox_.first_rows(parity));
+  const auto* const halves = in_outbox<std::uint32_t>(outbox_.halves(parity));
+  const auto is_remote = [&](int rank) {
+    return std::binary_search(remote_.begin(), remote_.end(), rank);
+  };
+
+  std::int64_t start = 0;
+  for (int owner = 0; owner < plan_.num_ranks; ++owner) {
+    std::int64_t num_rows = 0;
+    for (const std::int32_t expert : plan_.experts.experts_of(owner)) {
+      num_rows += sent.counts[expert];
+    }
+    // More than its part of a landing region: all ranks see that in the counts.
+    const bool fits =
+        !slotted || num_rows <= max_tokens * std::min(shape.topk, plan_.experts.num_local(owner));
+    const int half = slotted ? 0 : static_cast<int>(halves[owner]);
+    const std::int64_t rows_at =
+        slotted ? plan_.block.landing_rows(parity) : plan_.block.view_rows(half);
+    const std::int64_t sources_at =
+        slotted ? plan_.block.landing_sources(parity) : plan_.block.view_sources(half);
+    for (const std::int32_t expert : plan_.experts.experts_of(owner)) {
+      const std::int64_t count = sent.counts[expert];
+      if (is_remote(owner) && fits && count > 0) {
+        peers_->send_to_block(
+            owner,
+            {.rows = rows + start * pitch,
+             .count = count,
+             .pitch = pitch,
+             .offset = rows_at + first_rows[expert] * pitch,
+             .epoch = request.epoch},
+            {sources + start, static_cast<std::size_t>(count)},
+            sources_at + first_rows[expert] * static_cast<std::int64_t>(sizeof(std::int32_t)));
+      }
+      start += count;
+    }
+  }
+}
+
+// Once the dispatch has completed, all counts are here; later dispatches of its parity will
+// overwrite them.
+void Relay::plan_landed(const Request& request) {
+  const int parity = layout::parity(request.epoch);
+  for (const int source : remote_) {
+    std::int64_t start = 0;
+    for (const std::int32_t expert : plan_.experts.by_rank()) {
+      if (plan_.experts.owner(expert) == plan_.rank) {
+        landed_[request.half][static_cast<std::size_t>(plan_.experts.local_index(expert)) *
+                                  static_cast<std::size_t>(plan_.num_ranks) +
+                              static_cast<std::size_t>(source)] = start;
+      }
+      start += layout::value_of(carrier_->word(plan_.block.count(parity, source, expert)));
+    }
+  }
+}
+
+void Relay::send_outputs(const Request& request) {
+  const int parity = layout::parity(request.epoch);
+  const auto shape = layout::decode_shape(request.arguments[static_cast<int>(Argument::kShape)]);
+  const std::int64_t pitch = layout::combine_pitch(shape.hidden, static_cast<DType>(shape.element));
+  const std::byte* const region = block_.get() + plan_.block.combine_rows(request.half);
+  const auto* const offsets = in_outbox<std::int64_t>(outbox_.offsets(request.half));
+  const auto* const ranges = in_outbox<std::int64_t>(outbox_.ranges(request.half));
+  std::byte* const bounce = bounce_.get() + parity * bounce_bytes_;
+  const int num_local = plan_.experts.num_local(plan_.rank);
+
+  struct Run {
+    int source;
+    runtime::RemotePeers::Rows rows;
+  };
+  std::vector<Run> runs;
+  std::int64_t used = 0;
+  for (const int source : remote_) {
+    for (int local = 0; local < num_local; ++local) {
+      const std::int64_t at = std::int64_t{local} * plan_.num_ranks + source;
+      const std::int64_t count = ranges[at] & 0xffffffff;
+      if (count == 0) continue;
+      const std::int64_t bytes = count * pitch;
+      if (bytes > bounce_bytes_ - used) {
+        throw Error(ErrorCode::kMismatch, "more rows came than ranks can have sent");
+      }
+      check_cuda(
+          cudaMemcpyAsync(bounce + used, region + (offsets[local] + (ranges[at] >> 32)) * pitch,
+                          static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
+          "cudaMemcpyAsync");
+      runs.push_back({source,
+                      {.rows = bounce + used,
+                       .count = count,
+                       .pitch = pitch,
+                       .offset = landed_[request.half][static_cast<std::size_t>(at)] * pitch,
+                       .epoch = request.epoch}});
+      used += bytes;
+    }
+  }
+  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  for (const Run& run : runs) peers_->send_to_landing(run.source, run.rows);
+}
+
+}  // namespace tandem::cuda

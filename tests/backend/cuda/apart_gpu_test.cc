@@ -1,0 +1,164 @@
+// GPU ranks that share no memory, as on several hosts: what they send goes over the network. First
+// as processes, which are forked before this one touches the GPU and whose kernels take turns; then
+// as threads, whose kernels run side by side, and which must not allocate meanwhile.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+
+#include "backend/cuda/gpu_support.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class CudaApart : public testing::Test {
+ protected:
+  static void launch(const char* how) { setenv("TANDEM_TEST_LAUNCH", how, 1); }
+  void SetUp() override { launch("apart"); }
+  void TearDown() override { launch("threads"); }
+};
+
+std::vector<Shape> shapes_of(int num_ranks) {
+  std::vector<Shape> shapes;
+  for (const Placement placement : {Placement::kPacked, Placement::kSlotted}) {
+    for (const Layout layout : {Layout::kPadded, Layout::kPacked}) {
+      for (const bool zero_copy : {false, true}) {
+        Shape shape{.num_ranks = num_ranks,
+                    .num_experts = 6,
+                    .hidden = 1000,
+                    .topk = 4,
+                    .max_tokens = 16,
+                    .seed = shapes.size() + 1};
+        shape.placement = placement;
+        shape.layout = layout;
+        shape.zero_copy = zero_copy;
+        shape.hook = placement == Placement::kSlotted && zero_copy;
+        shape.format = layout == Layout::kPacked ? Format::kFp8 : Format::kBFloat16;
+        shapes.push_back(shape);
+      }
+    }
+  }
+  return shapes;
+}
+
+// Each way to run them, bit by bit what the oracle says, as over shared memory.
+TEST_F(CudaApart, ProcessesExchangeOverTheNetwork) { run_in_turn(shapes_of(2)); }
+
+// Ranks 0 and 1 share memory, rank 2 is elsewhere: one operation uses both ways.
+TEST_F(CudaApart, SharedMemoryAndNetworkServeOneOperation) {
+  launch("processes");
+  const std::vector<Shape> shapes = shapes_of(3);
+  const std::vector<Scenario> scenarios = make_scenarios(shapes);
+  run_ranks(3, [&](Rank& together) {
+    Rank rank(
+        Communicator::from_all_gather(together.index(), together.size(),
+                                      [&](std::span<const std::byte> message) {
+                                        return together.communicator().all_gather(message);
+                                      },
+                                      {.timeout = 20s, .share_memory = together.index() != 2}));
+    Buffer buffer(rank.communicator(), options_for(shapes));
+    for (const Scenario& scenario : scenarios) Exchange(rank, scenario, buffer).run(buffer);
+    if (!rank.failures().empty()) together.fail(rank.failures());
+  });
+}
+
+// One dispatch without a peer that does not come, and what it fails with.
+ErrorInfo expect_to_miss(Rank& rank, int missing, ErrorCode code, Exchange& exchange,
+                         Buffer& buffer) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::string name = "rank " + std::to_string(missing);
+  const auto dispatch = [&] {
+    static_cast<void>(
+        buffer.dispatch(exchange.x(), exchange.topk_idx(), exchange.dispatch_options()));
+    rank.settle(buffer);
+  };
+  const ErrorInfo info = rank.expect_error(code, {name}, dispatch);
+  rank.expect_equal(info.peer, missing, "peer");
+  rank.expect(std::chrono::steady_clock::now() - start < 20s, "before the timeout");
+  rank.expect_error(ErrorCode::kFailedBuffer, {name}, dispatch);
+  return info;
+}
+
+TEST_F(CudaApart, ProcessThatIsKilledIsNamedByAllBeforeTheTimeout) {
+  constexpr int kVictim = 1;
+  const Scenario scenario = make_scenario({.num_ranks = 3, .num_experts = 6, .topk = 3});
+  run_ranks(3,
+            [&](Rank& rank) {
+              BufferOptions options = options_for(scenario.shape);
+              options.timeout = 30s;
+              Buffer buffer(rank.communicator(), options);
+              Exchange exchange(rank, scenario, buffer);
+              exchange.run(buffer);
+              if (rank.index() == kVictim) rank.die();
+              expect_to_miss(rank, kVictim, ErrorCode::kPeerLost, exchange, buffer);
+            },
+            {.may_die = {kVictim}});
+}
+
+// Only rank 0 is impatient.
+TEST_F(CudaApart, WhatOneRankNoticesIsToldToAll) {
+  const Scenario scenario = make_scenario({.num_ranks = 3, .num_experts = 6, .topk = 3});
+  run_ranks(3, [&](Rank& rank) {
+    BufferOptions options = options_for(scenario.shape);
+    options.timeout = rank.index() == 0 ? 1s : 30s;
+    Buffer buffer(rank.communicator(), options);
+    Exchange exchange(rank, scenario, buffer);
+    rank.barrier();
+    if (rank.index() != 1) expect_to_miss(rank, 1, ErrorCode::kTimeout, exchange, buffer);
+    rank.barrier();
+  });
+}
+
+TEST_F(CudaApart, MismatchIsTold) {
+  const Scenario scenario = make_scenario({.num_ranks = 2, .max_tokens = 8});
+  run_ranks(2, [&](Rank& rank) {
+    BufferOptions options = options_for(scenario.shape);
+    options.max_tokens = 9;
+    Buffer buffer(rank.communicator(), options);
+    Exchange exchange(rank, scenario, buffer);
+    DispatchOptions odd = exchange.dispatch_options();
+    odd.max_tokens = 8 + rank.index();
+    rank.fence();
+    rank.expect_error(ErrorCode::kMismatch, {"max_tokens"}, [&] {
+      static_cast<void>(buffer.dispatch(exchange.x(), exchange.topk_idx(), odd));
+      rank.settle(buffer);
+    });
+    rank.fence();
+  });
+}
+
+// Kernels alone ask for what is to be sent: a replayed graph needs no call. As threads.
+TEST_F(CudaApart, GraphsAreReplayed) {
+  launch("apart-threads");
+  constexpr int kRounds = 30;
+  for (const bool slotted : {false, true}) {
+    Shape shape{.num_ranks = 2, .num_experts = 8, .hidden = 512, .topk = 4, .max_tokens = 8};
+    shape.placement = slotted ? Placement::kSlotted : Placement::kPacked;
+    const Scenario scenario = make_scenario(shape);
+    run_ranks(2, [&](Rank& rank) {
+      Buffer buffer(rank.communicator(), options_for(shape));
+      const Stream stream;
+      Pair pair(rank, scenario, buffer);
+      DispatchResult result;
+      const Graph graph(stream, [&] {
+        for (int i = 0; i < 3; ++i) result = pair.run(stream, i % 2 == 0);
+      });
+      for (int round = 0; round < kRounds && rank.failures().empty(); ++round) {
+        pair.spoil();
+        rank.fence();
+        graph.launch(stream);
+        stream.synchronise();
+        rank.fence();
+        buffer.check();
+        const std::string report = pair.compare(result);
+        rank.expect(report.empty(), report);
+        rank.fence();
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
