@@ -249,7 +249,8 @@ class Buffer {
   void unmask(int rank);
 
   // After a failure: a new start, collective over the active ranks. Waits for all of them, masks
-  // those that have ended or do not come within the timeout, and returns who is active. Handles of
+  // those that have ended or do not come within the timeout (across hosts it names one of them
+  // instead: kPeerLost, or kTimeout and may be called again), and returns who is active. Handles of
   // earlier dispatches are stale, hooks that have not run are void. Called while nothing has
   // failed, it makes the operations of peers fail, since they have to come here too. A rank that is
   // masked waits here until an active one calls unmask() for it (kTimeout if none does).

@@ -318,5 +318,36 @@ TEST(Masks, SurvivorsAgreeWhereverTheVictimStopped) {
   }
 }
 
+// Who does not come within the timeout is left behind, and let in later.
+TEST(Masks, RecoveryGoesOnWithoutThoseWhoDoNotCome) {
+  const Cases cases(entangled_shapes().front());
+  run_ranks(3, [&](Rank& rank) {
+    BufferOptions options = options_for(cases.all.shape);
+    options.timeout = 200ms;
+    Buffer buffer(rank.communicator(), options);
+    {
+      Exchange exchange(rank, cases.all, buffer);
+      exchange.run(buffer);
+    }
+    rank.barrier();
+    if (rank.index() != kVictim) {
+      const std::vector<bool> active = buffer.recover();
+      rank.expect(active[0] && !active[kVictim] && active[2], "who is active");
+      Exchange exchange(rank, cases.rest, buffer);
+      for (int pair = 0; pair < 3; ++pair) exchange.run(buffer);
+    }
+    rank.barrier();
+    if (rank.index() == kVictim) {
+      Exchange exchange(rank, cases.all, buffer);
+      rank.expect_error(ErrorCode::kMasked, {"rank 1 has been masked"},
+                        [&] { exchange.dispatch(buffer); });
+      // Nobody lets it in for longer than it is willing to wait.
+      rank.expect_error(ErrorCode::kTimeout, {"unmask(1)"},
+                        [&] { static_cast<void>(buffer.recover()); });
+    }
+    rank.barrier();
+  });
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -114,6 +114,10 @@ Backend backend_under_test() {
 
 bool ranks_are_processes() { return !launch_under_test().ends_with("threads"); }
 
+bool ranks_share_memory() {
+  return launch_under_test() != "hosts" && !launch_under_test().starts_with("apart");
+}
+
 void* Rank::stream() const {
   return backend_under_test() == Backend::kCuda ? reinterpret_cast<void*>(kPerThreadStream)
                                                 : nullptr;

@@ -24,6 +24,7 @@ namespace tandem::test {
 
 [[nodiscard]] Backend backend_under_test();
 [[nodiscard]] bool ranks_are_processes();
+[[nodiscard]] bool ranks_share_memory();
 
 class Rank {
  public:

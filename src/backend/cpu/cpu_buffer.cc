@@ -232,7 +232,6 @@ void CpuBuffer::unmask(int rank) {
 }
 
 void CpuBuffer::recover() {
-  refuse_masking_across_hosts();
   next_epoch_ = peers_.recover(next_epoch_);
   held_.clear();
   for (Half& half : halves_) half.combine_epoch.reset();

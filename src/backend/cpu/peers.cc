@@ -303,8 +303,10 @@ Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
   const auto finished = [&](int peer) {
     return membership_->ask(peer, layout::finished(context.epoch));
   };
+  // Hosts change their views together, in a new start, where all ranks meet.
   const auto acked = [&](int peer) {
-    return layout::has_reached(static_cast<Epoch>(membership_->ask(peer, Status::kAcked)),
+    return is_elsewhere(peer) ||
+           layout::has_reached(static_cast<Epoch>(membership_->ask(peer, Status::kAcked)),
                                generation);
   };
   const Outcome outcome = await_or_change(
@@ -316,6 +318,7 @@ Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
   // A peer may have finished what this rank has sent, and adopted the view only then.
   settled_from_ = newest_ + 1;
   for (const int peer : peers) {
+    if (is_elsewhere(peer)) continue;
     // A rank notes that it has adopted a view after it noted what it had finished before: so it is
     // asked in the opposite order.
     if (!acked(peer)) settled_ = 0;

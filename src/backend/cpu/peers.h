@@ -137,6 +137,10 @@ class Peers {
     std::vector<int> gone;  // of these: ended or left
   };
 
+  // Is it on another host, and so says nothing on this board?
+  [[nodiscard]] bool is_elsewhere(int rank) const {
+    return membership_->ask(rank, layout::Status::kIncarnation) == 0;
+  }
   // Why `rank` will never act again, if so.
   [[nodiscard]] std::optional<std::string> gone(int rank) const;
   // Has something been decided here, or gone wrong on another host?
@@ -144,6 +148,11 @@ class Peers {
     return membership_->changed() || (remote_ != nullptr && remote_->failed());
   }
   void propose_failure(const runtime::Failure& cause);
+
+  // Waits until all ranks on other hosts have come to recover too; returns the newest epoch that
+  // one of them or this rank, by `next`, would go on with.
+  [[nodiscard]] Epoch meet_other_hosts(Epoch next);
+  [[noreturn]] void fail_to_recover(int missing, std::chrono::nanoseconds waited) const;
 
   void adopt(runtime::View view, const Context& context);
   void list_active();

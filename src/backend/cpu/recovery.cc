@@ -83,7 +83,52 @@ Epoch Peers::take_over() {
   return near;
 }
 
+// These have boards of their own, on which this rank says nothing. All have seen all epochs when
+// they go on to their own board, so that all boards come to the same one.
+Epoch Peers::meet_other_hosts(Epoch next) {
+  remote_->come_to_recover(next);
+  const auto missing = [&](int rank) {
+    return is_elsewhere(rank) && !remote_->has_come_to_recover(rank);
+  };
+  for (;;) {
+    const auto waited = waiter_.wait(
+        [&] {
+          remote_->progress();
+          return std::none_of(active_.begin(), active_.end(), missing);
+        },
+        [&] {
+          return std::any_of(active_.begin(), active_.end(),
+                             [&](int rank) { return missing(rank) && gone(rank); });
+        });
+    if (!waited) break;
+    for (const int rank : active_) {
+      if (missing(rank) && (gone(rank) || *waited >= waiter_.limit())) {
+        fail_to_recover(rank, *waited);
+      }
+    }
+  }
+  Epoch newest = next;
+  for (const int rank : active_) {
+    if (!is_elsewhere(rank)) continue;
+    const Epoch theirs = *remote_->has_come_to_recover(rank);
+    if (layout::has_reached(theirs, newest)) newest = theirs;
+  }
+  return newest;
+}
+
+void Peers::fail_to_recover(int missing, std::chrono::nanoseconds waited) const {
+  const std::optional<std::string> why = gone(missing);
+  throw Error(ErrorInfo{.code = why ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
+                        .phase = Phase::kMembership,
+                        .peer = missing,
+                        .waited = waited,
+                        .limit = waiter_.limit()},
+              "rank " + std::to_string(missing) + " " + why.value_or("has not called recover()") +
+                  "; ranks on several hosts cannot go on without one yet");
+}
+
 Epoch Peers::recover(Epoch next) {
+  if (remote_ != nullptr) next = meet_other_hosts(next);
   const Context context{.operation = Operation::kNone, .epoch = next};
   for (;;) {
     while (membership_->changed()) adopt(membership_->newest(), context);
@@ -107,6 +152,7 @@ Epoch Peers::recover(Epoch next) {
     // Let in, or recovered together with the others.
     if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
       membership_->tell(Status::kKnocks, 0);
+      if (remote_ != nullptr) remote_->recovered();
       seam().pass(Point::kBack);
       return view.from[rank_];
     }
@@ -124,7 +170,8 @@ Epoch Peers::recover(Epoch next) {
     seam().pass(Point::kMet);
     events_.ring();
     const auto has_come = [&](int rank) {
-      return layout::epoch_of(membership_->ask(rank, Status::kRecovering)) == round;
+      return is_elsewhere(rank) ||
+             layout::epoch_of(membership_->ask(rank, Status::kRecovering)) == round;
     };
     const auto all_have_come = [&] {
       return std::all_of(active_.begin(), active_.end(), has_come);
@@ -142,9 +189,9 @@ Epoch Peers::recover(Epoch next) {
     if (waited && !all_have_come()) {
       // Whoever is gone, or has not come in time, is left behind.
       for (const int rank : active_) {
-        if (!has_come(rank) && (*waited >= waiter_.limit() || membership_->is_gone(rank))) {
-          after.active[rank] = false;
-        }
+        if (has_come(rank) || (*waited < waiter_.limit() && !membership_->is_gone(rank))) continue;
+        if (remote_ != nullptr) fail_to_recover(rank, *waited);
+        after.active[rank] = false;
       }
       static_cast<void>(propose(std::move(after)));
       continue;
@@ -154,6 +201,7 @@ Epoch Peers::recover(Epoch next) {
     }
     Epoch from = next;
     for (const int rank : active_) {
+      if (is_elsewhere(rank)) continue;
       const auto theirs =
           static_cast<Epoch>(layout::value_of(membership_->ask(rank, Status::kRecovering)));
       if (layout::has_reached(theirs, from)) from = theirs;

@@ -34,7 +34,7 @@ std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Bootstrap&
 
 void CpuBuffer::refuse_masking_across_hosts() const {
   if (!remote_) return;
-  throw Error(ErrorCode::kUnsupported, "ranks on several hosts cannot be masked or recovered yet");
+  throw Error(ErrorCode::kUnsupported, "ranks on several hosts cannot be masked yet");
 }
 
 void CpuBuffer::publish_remote_header(const Context& context, Word header,

@@ -127,8 +127,12 @@ void Inbox::take_effect(int source, MessageKind kind, std::span<const std::byte>
       store(source, payload);
       return;
     case MessageKind::kFailure:
-      if (failure_ || !(failure_ = runtime::decode_failure(payload))) return;
-      failed_.store(true, std::memory_order_release);  // pairs with the acquire in failed
+      if (auto failure = runtime::decode_failure(payload)) {
+        fail(peers_[source].last_start, std::move(*failure));
+      }
+      return;
+    case MessageKind::kRecover:
+      come_to_recover(source, payload);
       return;
     case MessageKind::kLeft:
       lose(source);
@@ -136,6 +140,33 @@ void Inbox::take_effect(int source, MessageKind kind, std::span<const std::byte>
     default:
       return;
   }
+}
+
+// Of several failures since a new start the first one counts.
+void Inbox::fail(std::uint32_t start, runtime::Failure failure) {
+  if (failed_since(start)) return;
+  failure_ = std::move(failure);
+  failed_after_.store(start + 1, std::memory_order_release);  // pairs with failed_since
+}
+
+void Inbox::come_to_recover(int source, std::span<const std::byte> payload) {
+  Word word;
+  if (payload.size() != sizeof word) return;
+  std::memcpy(&word, payload.data(), sizeof word);
+  const std::uint32_t start = layout::epoch_of(word);
+  Peer& peer = peers_[source];
+  if (start == 0) return;
+  peer.last_start = start;
+  // After all that the peer sent before. Pairs with the acquire in has_come.
+  peer.starts[start % 2].store(word, std::memory_order_release);
+  fail(start - 1, {.info = {.code = ErrorCode::kFailedBuffer, .peer = source},
+                   .message = "rank " + std::to_string(source) + " has called recover()"});
+}
+
+std::optional<layout::Epoch> Inbox::has_come(int peer, std::uint32_t start) const {
+  const Word word = peers_[peer].starts[start % 2].load(std::memory_order_acquire);
+  if (layout::epoch_of(word) != start) return {};
+  return layout::value_of(word);
 }
 
 void Inbox::store(int source, std::span<const std::byte> runs) {
@@ -256,6 +287,14 @@ void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {
     payload.insert(payload.end(), words.begin(), words.end());
   }
   send_bytes(peer, MessageKind::kWords, std::move(payload));
+}
+
+void RemoteLink::come_to_recover(layout::Epoch next) {
+  const Word word = layout::make_word(num_starts_ + 1, next);
+  const auto bytes = std::as_bytes(std::span(&word, 1));
+  for (std::size_t peer = 0; peer < sequence_.size(); ++peer) {
+    send_bytes(static_cast<int>(peer), MessageKind::kRecover, {bytes.begin(), bytes.end()});
+  }
 }
 
 void RemoteLink::send_failure(const runtime::Failure& failure) {

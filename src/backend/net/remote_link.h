@@ -29,6 +29,7 @@ enum class MessageKind : std::uint32_t {
   kToLanding = 2,
   kFailure = 3,  // an encoded runtime::Failure
   kLeft = 4,     // the sender has destroyed its buffer
+  kRecover = 5,  // a Word: the number of the new start it has come to, its next epoch
 };
 
 // Runs of words in the payload of a message: this, then the words.
@@ -58,10 +59,14 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     return peers_[peer].lost.load(std::memory_order_acquire);
   }
 
-  // The first failure that a peer has told of. Under the connections' mutex, but for the question
-  // whether there is one.
-  [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
+  // Have operations failed, or has a peer come to recover, since new start number `start` was made?
+  [[nodiscard]] bool failed_since(std::uint32_t start) const {
+    return failed_after_.load(std::memory_order_acquire) > start;
+  }
+  // The first failure since the last new start. Under the connections' mutex.
   [[nodiscard]] const std::optional<runtime::Failure>& failure() const { return failure_; }
+  // The epoch that `peer` would go on with, if it has come to that new start.
+  [[nodiscard]] std::optional<layout::Epoch> has_come(int peer, std::uint32_t start) const;
 
   // Rows on their way to `peer`, by parity of the epoch. Counted up by the caller, down by whoever
   // drives the connections.
@@ -74,12 +79,17 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     std::uint64_t next = 0;  // the first message that has not taken effect
     std::map<std::uint64_t, std::function<void()>> waiting;  // of later ones that are here
     std::atomic<bool> lost = false;
+    // The new starts it has come to last, by parity: it is never two ahead of this rank.
+    std::atomic<layout::Word> starts[2] = {0, 0};
+    std::uint32_t last_start = 0;
     std::atomic<std::int64_t> num_leaving[2] = {0, 0};
   };
 
   // The message `sequence` is here; what it and its successors do is done in their order.
   void arrived(int source, std::uint64_t sequence, std::function<void()> effect);
   void take_effect(int source, MessageKind kind, std::span<const std::byte> payload);
+  void fail(std::uint32_t start, runtime::Failure failure);
+  void come_to_recover(int source, std::span<const std::byte> payload);
   void store(int source, std::span<const std::byte> runs);
   void lose(int peer);
 
@@ -88,7 +98,8 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
   std::shared_ptr<std::byte> landing_;
   std::vector<Peer> peers_;
   std::optional<runtime::Failure> failure_;
-  std::atomic<bool> failed_ = false;
+  // One more than the number of the new start behind which operations have failed last; 0: never.
+  std::atomic<std::uint32_t> failed_after_ = 0;
 };
 
 class RemoteLink final : public runtime::RemotePeers {
@@ -106,8 +117,13 @@ class RemoteLink final : public runtime::RemotePeers {
   [[nodiscard]] bool has_left(int peer, int parity) const override;
   [[nodiscard]] std::optional<std::string> lost(int peer) const override;
   void send_failure(const runtime::Failure& failure) override;
-  [[nodiscard]] bool failed() const override { return inbox_->failed(); }
+  [[nodiscard]] bool failed() const override { return inbox_->failed_since(num_starts_); }
   [[nodiscard]] runtime::Failure failure() const override;
+  void come_to_recover(layout::Epoch next) override;
+  [[nodiscard]] std::optional<layout::Epoch> has_come_to_recover(int peer) const override {
+    return inbox_->has_come(peer, num_starts_ + 1);
+  }
+  void recovered() override { ++num_starts_; }
   void progress() override { connections_->progress(); }
 
  private:
@@ -119,6 +135,7 @@ class RemoteLink final : public runtime::RemotePeers {
   std::uint32_t channel_;
   std::shared_ptr<Inbox> inbox_;
   std::vector<std::uint64_t> sequence_;  // by peer: of the next message
+  std::uint32_t num_starts_ = 0;         // made after failures
 };
 
 }  // namespace tandem::net

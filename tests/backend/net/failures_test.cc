@@ -5,6 +5,7 @@
 #include <csignal>
 #include <thread>
 
+#include "runtime/launch.h"
 #include "support/exchange.h"
 #include "support/hosts.h"
 
@@ -164,6 +165,103 @@ TEST(NetFailures, MismatchIsToldOnAllHosts) {
                       return 0;
                     });
   for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+}
+
+// What each rank of a new start does: it fails somehow, meets the others, and all is as before.
+void expect_new_starts(int num_rounds,
+                       const std::function<void(Rank&, Buffer&, Exchange&, int)>& fail) {
+  Shape shape = kShape;
+  shape.placement = Placement::kSlotted;  // rows are sent before anybody is waited for
+  const Scenario scenario = make_scenario(shape);
+  const auto exits = run_processes(kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
+                                   [&](const Communicator& communicator) {
+                                     Rank rank(communicator);
+                                     BufferOptions options = options_for(shape);
+                                     options.timeout = 1s;
+                                     options.first_epoch = 0xfffffff0U;
+                                     Buffer buffer(communicator, options);
+                                     Exchange exchange(rank, scenario, buffer);
+                                     for (int round = 0; round < num_rounds; ++round) {
+                                       exchange.run(buffer);
+                                       fail(rank, buffer, exchange, round);
+                                       static_cast<void>(buffer.recover());
+                                       for (int pair = 0; pair < 3; ++pair) exchange.run(buffer);
+                                     }
+                                     require_ok(rank);
+                                     return 0;
+                                   });
+  for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+}
+
+// Rank 1 is alone on its host, ranks 0 and 3 share one.
+TEST(NetFailures, AllRecoverAfterATimeout) {
+  expect_new_starts(4, [](Rank& rank, Buffer& buffer, Exchange& exchange, int round) {
+    const int late = round % 2 == 0 ? 1 : 3;
+    rank.barrier();
+    if (rank.index() == late) rank.barrier();
+    rank.expect_error(ErrorCode::kTimeout, {"waited for", "rank " + std::to_string(late)},
+                      [&] { exchange.run(buffer); });
+    if (rank.index() != late) rank.barrier();
+  });
+}
+
+// Rows of the operation that failed are still under way when the link is there again.
+TEST(NetFailures, AllRecoverAfterACut) {
+  expect_new_starts(1, [](Rank& rank, Buffer& buffer, Exchange& exchange, int) {
+    if (rank.index() == 0) hosts().set_link(1, false);
+    const auto error = runtime::error_of([&] {
+      for (;;) exchange.run(buffer);
+    });
+    rank.expect(error->code() == ErrorCode::kTimeout, error->what());
+    if (rank.index() == 0) hosts().set_link(1, true);
+    // TCP takes a while to notice.
+    while (const auto again = runtime::error_of([&] { static_cast<void>(buffer.recover()); })) {
+      if (again->code() != ErrorCode::kTimeout) throw Error(*again);
+    }
+  });
+}
+
+// One calls recover() where nothing has failed: all are told, and meet it.
+TEST(NetFailures, ARankThatRecoversIsJoinedByAllHosts) {
+  expect_new_starts(3, [](Rank& rank, Buffer& buffer, Exchange& exchange, int) {
+    rank.barrier();
+    if (rank.index() == 1) return;
+    const auto error = runtime::error_of([&] {
+      for (;;) exchange.run(buffer);
+    });
+    rank.expect(error->code() == ErrorCode::kFailedBuffer, error->what());
+  });
+}
+
+TEST(NetFailures, WithoutARankThatIsLostThereIsNoNewStart) {
+  const Scenario scenario = make_scenario(kShape);
+  for (const int victim : {1, 3}) {
+    SCOPED_TRACE(victim);
+    const auto exits = run_processes(
+        kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
+        [&](const Communicator& communicator) {
+          Rank rank(communicator);
+          Buffer buffer(communicator, options_for(kShape));
+          Exchange exchange(rank, scenario, buffer);
+          exchange.run(buffer);
+          if (rank.index() == victim) ::raise(SIGKILL);
+          rank.expect_error(ErrorCode::kPeerLost, {"rank " + std::to_string(victim)},
+                            [&] { exchange.run(buffer); });
+          for (int time = 0; time < 2; ++time) {
+            const ErrorInfo info =
+                rank.expect_error(ErrorCode::kPeerLost, {"cannot go on without one yet"},
+                                  [&] { static_cast<void>(buffer.recover()); });
+            rank.expect_equal(info.peer, victim, "who is lost");
+          }
+          rank.expect_error(ErrorCode::kFailedBuffer, {}, [&] { exchange.run(buffer); });
+          require_ok(rank);
+          return 0;
+        });
+    for (int rank = 0; rank < kShape.num_ranks; ++rank) {
+      EXPECT_EQ(exits[rank].error, "") << "rank " << rank;
+      EXPECT_EQ(exits[rank].signal, rank == victim ? SIGKILL : 0) << "rank " << rank;
+    }
+  }
 }
 
 }  // namespace

@@ -30,9 +30,10 @@ class InboxTest : public testing::Test {
   }
 
   // Words, as the next message of a peer. Was it taken?
-  bool receive(const std::vector<std::byte>& payload) {
+  bool receive(const std::vector<std::byte>& payload, MessageKind kind = MessageKind::kWords) {
     BufferHeader header{};
     header.sequence = sequence_++;
+    header.kind = static_cast<std::uint32_t>(kind);
     const auto bytes = std::as_bytes(std::span(&header, 1));
     const auto delivery = inbox_->accept(1, bytes, payload.size());
     if (!delivery) return false;
@@ -84,6 +85,51 @@ TEST_F(InboxTest, IsNotKeptByWhatWaitsForItsTurn) {
   const std::weak_ptr<Inbox> inbox = inbox_;
   inbox_.reset();
   EXPECT_TRUE(inbox.expired());
+}
+
+std::vector<std::byte> coming(std::uint32_t start, layout::Epoch next) {
+  const layout::Word word = layout::make_word(start, next);
+  const auto bytes = std::as_bytes(std::span(&word, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+// Or rows of an operation that has failed could be written over those of a later one.
+TEST_F(InboxTest, APeerHasComeToRecoverOnceAllThatItSentBeforeIsThere) {
+  sequence_ = 1;
+  EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
+  EXPECT_FALSE(inbox_->has_come(1, 1));
+  sequence_ = 0;
+  EXPECT_TRUE(receive(words(8, 2, 2)));
+  EXPECT_EQ(inbox_->has_come(1, 1), 40U);
+  // The next time, which it may have come to before this rank has left the last.
+  EXPECT_FALSE(inbox_->has_come(1, 2));
+  sequence_ = 2;
+  EXPECT_TRUE(receive(coming(2, 50), MessageKind::kRecover));
+  EXPECT_EQ(inbox_->has_come(1, 1), 40U);
+  EXPECT_EQ(inbox_->has_come(1, 2), 50U);
+}
+
+TEST_F(InboxTest, AFailureIsOfTheTimeBetweenTwoNewStarts) {
+  const auto failure = [](const char* message) {
+    return runtime::encode({.info = {.code = ErrorCode::kTimeout}, .message = message});
+  };
+  EXPECT_FALSE(inbox_->failed_since(0));
+  EXPECT_TRUE(receive(failure("first"), MessageKind::kFailure));
+  EXPECT_TRUE(receive(failure("another"), MessageKind::kFailure));
+  EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
+  EXPECT_TRUE(inbox_->failed_since(0));
+  EXPECT_EQ(inbox_->failure()->message, "first");
+  EXPECT_FALSE(inbox_->failed_since(1));
+  EXPECT_TRUE(receive(failure("second"), MessageKind::kFailure));
+  EXPECT_TRUE(inbox_->failed_since(1));
+  EXPECT_EQ(inbox_->failure()->message, "second");
+}
+
+TEST_F(InboxTest, APeerThatRecoversAloneIsAFailure) {
+  EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
+  EXPECT_TRUE(inbox_->failed_since(0));
+  EXPECT_EQ(inbox_->failure()->message, "rank 1 has called recover()");
+  EXPECT_FALSE(inbox_->failed_since(1));
 }
 
 TEST_F(InboxTest, TakesNoMemoryForWordsThatCannotBe) {
