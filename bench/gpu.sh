@@ -7,9 +7,17 @@
 # BIN_DIR holds tandem, conformance_test and cuda_gpu_test (or, as a build folder of the preset cuda,
 # has them where CMake puts them). Groups of steps, in this order: gpu (the tests of cuda_gpu_test),
 # tool (tandem test-low-latency and run-layer), conformance, sanitizer (compute-sanitizer, where it
-# is installed), bench (writes DIR/h200-one-gpu.json, or as --json-name says). Every step has a time
-# limit; its output goes to DIR (default: gpu-results), a line about it to standard output, and at
-# the end a summary. Exit code 0 only if all went well.
+# is installed), soak (tandem soak, --soak-minutes), bench (writes DIR/h200-one-gpu.json, or as
+# --json-name says). Every step has a time limit; its output goes to DIR (default: gpu-results), a
+# line about it to standard output, and at the end a summary. Exit code 0 only if all went well.
+#
+# Ranks are spread over all GPUs that are visible. On a host with several there are two more groups,
+# which run only if named: spread (all of tool, conformance and soak with a rank a GPU, as processes
+# over CUDA IPC and as threads) and bench-spread (2, 4, 8 ranks, a GPU each, 1 to 4096 tokens, shares
+# of the multiprocessors, and what the links allow: peer_baseline.py, which needs PyTorch; writes
+# DIR/h200-Ngpu.json). Everything a first run there needs, in calls of at most ten minutes:
+#
+#   bench/gpu.sh BIN_DIR --only gpu,spread && bench/gpu.sh BIN_DIR --only bench-spread
 set -uo pipefail
 
 BIN=${1:?usage: gpu.sh BIN_DIR [--out DIR] [--data FILE] [--only NAME,...]}
@@ -19,12 +27,15 @@ DATA=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../data/moe_layer.safetenso
 ONLY=gpu,tool,conformance,sanitizer,bench
 BENCH_OPTIONS=()
 JSON_NAME=h200-one-gpu.json
+SOAK_MINUTES=1
+NUM_GPUS=$(nvidia-smi -L | wc -l)
 while (($#)); do
   case $1 in
     --out) OUT=$2 ;;
     --data) DATA=$2 ;;
     --only) ONLY=$2 ;;
     --json-name) JSON_NAME=$2 ;;
+    --soak-minutes) SOAK_MINUTES=$2 ;;
     --bench-options) read -ra BENCH_OPTIONS <<<"$2" ;;
     *) echo "gpu.sh: unknown option $1" >&2 && exit 2 ;;
   esac
@@ -118,6 +129,66 @@ if wanted sanitizer; then
   else
     FAILED+=("compute-sanitizer is not installed")
   fi
+fi
+
+# soak LAUNCH RANKS MINUTES: every row is checked; then ranks are killed and stopped.
+soak() {
+  step "soak-$1" $(($3 * 60 + 60)) "$TANDEM" soak --backend cuda --launch "$1" --ranks "$2" \
+    --minutes "$3"
+}
+
+if wanted soak; then
+  soak threads 4 "$SOAK_MINUTES"
+fi
+
+if wanted spread; then
+  for launch in threads processes; do
+    step "spread-test-$launch" 90 "$TANDEM" test-low-latency --backend cuda --launch "$launch" \
+      --ranks "$NUM_GPUS" --tokens 128 --hidden 7168 --experts 256 --format all --placement all \
+      --layout all --zero-copy both --hook both --iterations 20
+    TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=$launch step "spread-conformance-$launch" 150 \
+      "$(program conformance_test)" --gtest_color=no
+  done
+  soak processes "$NUM_GPUS" 3
+fi
+
+if wanted bench-spread; then
+  options=(--backend cuda --data "$DATA" --experts 256 --placement "packed,slotted" --routing uniform)
+  parts=()
+  bench_part() { # NAME OPTIONS...
+    local name=$1
+    shift
+    step "bench-$name" 150 "$TANDEM" bench "${options[@]}" "$@" --json "$OUT/bench-$name.json"
+    cat "$OUT/bench-$name.log"
+    parts+=("$OUT/bench-$name.json")
+  }
+  for ranks in 2 4 8; do
+    ((ranks <= NUM_GPUS)) || continue
+    bench_part "$ranks-gpus" --ranks "$ranks" --tokens 1,8,32,128,512,4096 --format bf16,fp8 \
+      --staging zero-copy,staged
+  done
+  for sms in 8 16 24 32; do
+    bench_part "$sms-sms" --ranks "$NUM_GPUS" --tokens 8,128 --format bf16,fp8 --sms "$sms" \
+      --staging zero-copy
+  done
+  bench_part processes --launch processes --ranks "$NUM_GPUS" --tokens 8,128 --format bf16,fp8 \
+    --staging zero-copy
+  step peers 150 "$(dirname "${BASH_SOURCE[0]}")/peer_baseline.py" --json "$OUT/peers.json" \
+    --gpus "$(seq -s, 2 2 "$NUM_GPUS" | grep . || echo 1)"
+  cat "$OUT/peers.log"
+  # One file, with the fields of h200-one-gpu.json: the rows of all parts, and the links'.
+  step merge 10 python3 -c '
+import json
+import sys
+
+target, peers, *parts = sys.argv[1:]
+read = [json.load(open(part)) for part in parts]
+merged = {**read[0], "command": [part["command"] for part in read],
+          "rows": [row for part in read for row in part["rows"]],
+          "peers": json.load(open(peers))["rows"]}
+with open(target, "w", encoding="utf-8") as file:
+    json.dump(merged, file, indent=1)
+' "$OUT/h200-${NUM_GPUS}gpu.json" "$OUT/peers.json" "${parts[@]}"
 fi
 
 if wanted bench; then

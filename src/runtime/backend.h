@@ -138,7 +138,9 @@ class BackendInterface {
   virtual void copy_2d(void* destination, std::int64_t destination_pitch, const void* source,
                        std::int64_t source_pitch, std::int64_t row_bytes, std::int64_t num_rows,
                        void* stream) const = 0;
-  // For measuring.
+  // For measuring and checking: the calling thread's device where none is named is from now on the
+  // `number`-th, counted round and round. Nothing where there are no devices to choose from.
+  virtual void use_device(int number) const = 0;
   [[nodiscard]] virtual std::unique_ptr<Recorder> make_recorder(int device) const = 0;
 };
 

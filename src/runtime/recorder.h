@@ -21,6 +21,7 @@ namespace tandem::runtime {
 // Where a rank computes.
 struct DeviceSummary {
   std::string name;             // "NVIDIA H200"
+  int num_devices = 1;          // like it, here
   int num_sms = 0;              // multiprocessors; 0: has none
   std::int64_t free_bytes = 0;  // memory that is free now
 };
@@ -57,6 +58,10 @@ class Recorder {
 
 // Throws kUnsupported, saying why, where the backend is missing. `device` as in BufferOptions.
 std::unique_ptr<Recorder> make_recorder(Backend which, int device);
+
+// Spreads ranks over devices: the calling thread, which is rank `number`, computes on that device
+// from now on where it names none (they are counted round and round).
+void use_device(Backend which, int number);
 
 // For combines of one handle repeated in order to time them alone: as next_combine_buffer, but for
 // a caller that writes nothing to the view, so that nobody needs to wait until peers have read it.

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "runtime/recorder.h"
 #include "support/hosts.h"
 
 namespace tandem::test {
@@ -48,6 +49,7 @@ Communicator set_apart(const Communicator& together, CommunicatorOptions options
 
 std::string run_body(Rank& rank, const std::function<void(Rank&)>& body) {
   try {
+    runtime::use_device(backend_under_test(), rank.index());
     body(rank);
   } catch (const Died&) {
   } catch (const Error& error) {

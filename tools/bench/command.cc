@@ -58,6 +58,7 @@ Machine look_at_machine(const BenchOptions& options) {
         const auto recorder = runtime::make_recorder(options.backend, -1);
         const runtime::DeviceSummary device = recorder->device();
         report({{"name", device.name},
+                {"num_devices", device.num_devices},
                 {"num_sms", device.num_sms},
                 {"free_bytes", device.free_bytes},
                 {"copy_gbs", recorder->copy_gbs(size)}});
@@ -65,14 +66,24 @@ Machine look_at_machine(const BenchOptions& options) {
   if (outcomes[0].reports.empty()) throw std::runtime_error(outcomes[0].error);
   const nlohmann::json& seen = outcomes[0].reports[0];
   return {.device = {.name = seen["name"],
+                     .num_devices = seen["num_devices"],
                      .num_sms = seen["num_sms"],
                      .free_bytes = seen["free_bytes"]},
           .copy_gbs = seen["copy_gbs"]};
 }
 
+int ranks_per_device(const Machine& machine, int ranks) {
+  return (ranks + machine.device.num_devices - 1) / machine.device.num_devices;
+}
+
+// What the ranks' devices copy together.
+double copy_gbs(const Machine& machine, int ranks) {
+  return machine.copy_gbs * std::min(ranks, machine.device.num_devices);
+}
+
 // The CUDA backend's own share (docs/performance.md): an equal part, in multiples of 8 from 16 on.
-int share_of_sms(int num_sms, int ranks) {
-  const int share = num_sms / ranks;
+int share_of_sms(const Machine& machine, int ranks) {
+  const int share = machine.device.num_sms / ranks_per_device(machine, ranks);
   return share >= 16 ? share / 8 * 8 : share;
 }
 
@@ -96,7 +107,7 @@ nlohmann::json run_case(const BenchOptions& options, const Machine& machine, con
   std::int64_t rows = 0;
   for (const std::int64_t count : rows_of) rows += count;
   const double expected_us =
-      kLeastPairUs + 1.5 * floor_us(bytes_moved(work, rows).pair(), machine.copy_gbs);
+      kLeastPairUs + 1.5 * floor_us(bytes_moved(work, rows).pair(), copy_gbs(machine, work.ranks));
   const int operations = options.operations > 0      ? options.operations
                          : expected_us > kLongPairUs ? kLongOperations
                                                      : kOperations;
@@ -114,7 +125,8 @@ nlohmann::json run_case(const BenchOptions& options, const Machine& machine, con
                        .routing = routing,
                        .rows_of_experts = rows_of,
                        .meeting = meeting};
-  const std::int64_t needed = memory_bytes(plan);
+  const std::int64_t needed =
+      memory_bytes(plan) / work.ranks * ranks_per_device(machine, work.ranks);
   const auto usable =
       static_cast<std::int64_t>(kUsableMemory * static_cast<double>(machine.device.free_bytes));
   if (needed > usable) {
@@ -129,7 +141,7 @@ nlohmann::json run_case(const BenchOptions& options, const Machine& machine, con
                 [&](const Communicator& communicator, const ReportFunction& tell) {
                   run_bench_rank(plan, communicator, tell);
                 });
-  return bench_row(work, options.launch, rows, machine.copy_gbs, outcomes, report);
+  return bench_row(work, options.launch, rows, copy_gbs(machine, work.ranks), outcomes, report);
 }
 
 void run_bench(const BenchArguments& arguments, Report& report, const Output& output) {
@@ -141,6 +153,7 @@ void run_bench(const BenchArguments& arguments, Report& report, const Output& ou
   const Clock::time_point begin = Clock::now();
   const Machine machine = look_at_machine(options);
   report.extra = {{"device", machine.device.name},
+                  {"num_devices", machine.device.num_devices},
                   {"date", now()},
                   {"command", command_line()},
                   {"copy_gbs", machine.copy_gbs}};
@@ -156,7 +169,7 @@ void run_bench(const BenchArguments& arguments, Report& report, const Output& ou
     for (BenchCase work : options.cases) {
       if (Clock::now() - begin > options.budget) break;
       if (work.sms_per_rank == 0) {
-        work.sms_per_rank = share_of_sms(machine.device.num_sms, work.ranks);
+        work.sms_per_rank = share_of_sms(machine, work.ranks);
       }
       if (work.routing == BenchRouting::kReal) {
         work.experts = recorded.experts;

@@ -245,6 +245,7 @@ std::int64_t memory_bytes(const BenchPlan& plan) {
 
 void run_bench_rank(const BenchPlan& plan, const Communicator& communicator,
                     const ReportFunction& report) {
+  runtime::use_device(plan.backend, communicator.rank());
   Lockstep steps(communicator);
   std::unique_ptr<Bench> bench;
   DispatchResult first;

@@ -11,6 +11,7 @@
 #include "common/lockstep.h"
 #include "common/memory.h"
 #include "run_layer/experts.h"
+#include "runtime/recorder.h"
 #include "tandem/buffer.h"
 
 namespace tandem::tools {
@@ -202,6 +203,7 @@ int first_token(int num_tokens, int num_ranks, int rank) {
 
 void run_rank(const LayerPlan& plan, const Communicator& communicator,
               const ReportFunction& report) {
+  runtime::use_device(plan.options.backend, communicator.rank());
   Lockstep lockstep(communicator);
   RankLayerReport findings;
   std::optional<Memory> memory;

@@ -24,6 +24,7 @@ struct SessionPlan {
   std::chrono::nanoseconds duration;
   std::vector<SoakCase> cases;  // in the order of `order`, over and over
   BufferOptions buffer;
+  std::string meeting_place;  // of ranks that are processes
 
   [[nodiscard]] const SoakCase& at(std::int64_t pair) const;
 };

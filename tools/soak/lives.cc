@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "runtime/recorder.h"
 #include "soak/holdings.h"
 #include "soak/session.h"
 
@@ -27,6 +28,7 @@ class Lives {
   void live(const Communicator* all) {
     const Holdings before = holdings();
     try {
+      runtime::use_device(plan_.options.backend, rank_);
       self_.must_leave = false;
       self_.process = getpid();
       self_.dead = false;
@@ -51,7 +53,7 @@ class Lives {
       const ProcessExit exit = run_processes(1, [&](const Communicator&) {
                                  if (is_first) {
                                    const Communicator all = Communicator::connect(
-                                       plan_.buffer.door, rank_, plan_.options.ranks);
+                                       plan_.meeting_place, rank_, plan_.options.ranks);
                                    live(&all);
                                  } else {
                                    live(nullptr);

@@ -10,6 +10,7 @@
 
 #include "common/console.h"
 #include "common/lockstep.h"
+#include "runtime/recorder.h"
 #include "tandem/numeric.h"
 #include "test_low_latency/check.h"
 #include "test_low_latency/experts.h"
@@ -238,6 +239,7 @@ class CombinationRun {
 void run_rank(const TestPlan& plan, const Communicator& communicator,
               const ReportFunction& report) {
   const std::vector<Combination>& combinations = plan.options.combinations;
+  runtime::use_device(plan.options.backend, communicator.rank());
   Lockstep lockstep(communicator);
   std::optional<Memory> memory;
   std::optional<Buffer> buffer;

@@ -71,6 +71,8 @@ class CpuBackend final : public runtime::BackendInterface {
     }
   }
 
+  void use_device(int) const override {}
+
   [[nodiscard]] std::unique_ptr<runtime::Recorder> make_recorder(int) const override {
     return make_call_recorder();
   }

@@ -23,9 +23,7 @@ class CudaBackend final : public runtime::BackendInterface {
     BackendInfo info{
         .backend = Backend::kCuda, .built = true, .usable = false, .why_not = {}, .details = {}};
     try {
-      (void)resolve_device(-1);
-      int num_devices = 0;
-      check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+      const int num_devices = count_devices();
       for (int device = 0; device < num_devices; ++device) {
         cudaDeviceProp properties{};
         check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
@@ -65,6 +63,10 @@ class CudaBackend final : public runtime::BackendInterface {
                std::int64_t source_pitch, std::int64_t row_bytes, std::int64_t num_rows,
                void* stream) const override {
     copy_rows(destination, destination_pitch, source, source_pitch, row_bytes, num_rows, stream);
+  }
+
+  void use_device(int number) const override {
+    check_cuda(cudaSetDevice(number % count_devices()), "cudaSetDevice");
   }
 
   [[nodiscard]] std::unique_ptr<runtime::Recorder> make_recorder(int device) const override {

@@ -33,7 +33,7 @@ DeviceScope::DeviceScope(int device) {
 
 DeviceScope::~DeviceScope() { warn_cuda(cudaSetDevice(before_), "cudaSetDevice"); }
 
-int resolve_device(int device) {
+int count_devices() {
   int num_devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&num_devices);
   if (status != cudaSuccess || num_devices == 0) {
@@ -42,6 +42,11 @@ int resolve_device(int device) {
                 std::string("no CUDA device: ") +
                     (status == cudaSuccess ? "none is visible" : cudaGetErrorString(status)));
   }
+  return num_devices;
+}
+
+int resolve_device(int device) {
+  const int num_devices = count_devices();
   if (device < 0) {
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   } else if (device >= num_devices) {

@@ -27,8 +27,11 @@ class DeviceScope {
   int before_ = 0;
 };
 
-// The device of `device`, or the current one if that is negative. Throws kUnsupported, saying why,
-// if there is none, kInvalidArgument if there are not so many.
+// At least one; throws kUnsupported, saying why, if there is none.
+int count_devices();
+
+// The device of `device`, or the current one if that is negative. Throws as count_devices, and
+// kInvalidArgument if there are not so many.
 int resolve_device(int device);
 
 }  // namespace tandem::cuda

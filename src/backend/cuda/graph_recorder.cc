@@ -89,6 +89,7 @@ class GraphRecorder final : public runtime::Recorder {
     std::size_t total_bytes = 0;
     check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
     return {.name = properties.name,
+            .num_devices = count_devices(),
             .num_sms = properties.multiProcessorCount,
             .free_bytes = static_cast<std::int64_t>(free_bytes)};
   }
