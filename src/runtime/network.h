@@ -67,17 +67,23 @@ class RemotePeers {
   [[nodiscard]] virtual bool failed() const = 0;
   [[nodiscard]] virtual Failure failure() const = 0;
 
-  // A new start after a failure, in which all ranks meet. Tells the peers on other hosts that this
-  // rank has come and would go on with epoch `next`; and whether `peer` has come too: the epoch
-  // that it would go on with, once all that it sent before has taken effect.
-  virtual void come_to_recover(layout::Epoch next) = 0;
+  // A new start after a failure, in which all ranks meet. Tells the peers on other hosts, once,
+  // that this rank has come and would go on with epoch `next`, and what has failed, which they may
+  // not have heard from whoever noticed; and whether `peer` has come too: the epoch that it would
+  // go on with, once all that it sent before has taken effect.
+  virtual void come_to_recover(layout::Epoch next, const std::optional<Failure>& cause) = 0;
   [[nodiscard]] virtual std::optional<layout::Epoch> has_come_to_recover(int peer) const = 0;
   // The new start is made: failures of before have passed. Until then failed() is also true once a
   // peer has come to recover from one that this rank has not met with.
   virtual void recovered() = 0;
 
-  // Takes in what has come, if no other thread is about to. For a caller that waits.
+  // Takes in what has come, if no other thread is about to. For a caller that waits, and calls it
+  // again and again: as long as it does, it is left to it.
   virtual void progress() = 0;
+  // That caller is about to sleep, until it is woken.
+  virtual void rest() = 0;
+  // It turns to something else: what it has sent shall leave without it.
+  virtual void leave() = 0;
 };
 
 // Brings what peers have sent to where it takes effect, for a buffer whose memory the network

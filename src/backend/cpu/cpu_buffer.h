@@ -118,6 +118,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
     last_epoch_ = epoch;
     try {
       action();
+      if (remote_) remote_->leave();
     } catch (const Error& error) {
       if (!runtime::leaves_buffer_sound(error.code())) peers_.fail(error);
       throw;

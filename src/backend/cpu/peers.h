@@ -215,7 +215,10 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
           if (remote_ != nullptr) remote_->progress();
           return all_ready() || changed();
         },
-        [&] { return std::any_of(peers.begin() + next, peers.end(), lost); });
+        [&] { return std::any_of(peers.begin() + next, peers.end(), lost); },
+        [&] {
+          if (remote_ != nullptr) remote_->rest();
+        });
     // Until it is decided what becomes of the wait, the note stays: whoever gives up at the same
     // moment must not take this rank for one that does something else.
     if (next < peers.size() && changed()) {

@@ -86,7 +86,7 @@ Epoch Peers::take_over() {
 // These have boards of their own, on which this rank says nothing. All have seen all epochs when
 // they go on to their own board, so that all boards come to the same one.
 Epoch Peers::meet_other_hosts(Epoch next) {
-  remote_->come_to_recover(next);
+  remote_->come_to_recover(next, membership_->newest().cause);
   const auto missing = [&](int rank) {
     return is_elsewhere(rank) && !remote_->has_come_to_recover(rank);
   };
@@ -99,7 +99,8 @@ Epoch Peers::meet_other_hosts(Epoch next) {
         [&] {
           return std::any_of(active_.begin(), active_.end(),
                              [&](int rank) { return missing(rank) && gone(rank); });
-        });
+        },
+        [&] { remote_->rest(); });
     if (!waited) break;
     for (const int rank : active_) {
       if (missing(rank) && (gone(rank) || *waited >= waiter_.limit())) {

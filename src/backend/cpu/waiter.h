@@ -59,9 +59,10 @@ class Waiter {
   [[nodiscard]] std::chrono::nanoseconds limit() const { return limit_; }
 
   // Waits until `done()` is true. Returns nothing, or how long it waited in vain: until the limit,
-  // or until `hopeless()`, which is asked after each sleep.
-  template <typename Done, typename Hopeless>
-  [[nodiscard]] std::optional<std::chrono::nanoseconds> wait(Done&& done, Hopeless&& hopeless) {
+  // or until `hopeless()`, which is asked after each sleep; `resting()` is called before each.
+  template <typename Done, typename Hopeless, typename Resting>
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> wait(Done&& done, Hopeless&& hopeless,
+                                                             Resting&& resting) {
     if (done()) return std::nullopt;
     for (int spin = 0; spin < num_spins_; ++spin) {
       relax();
@@ -78,6 +79,7 @@ class Waiter {
           cancel_sleep();
           return std::nullopt;
         }
+        resting();
         sleep(rings, start);
         is_hopeless = hopeless();
       }
@@ -85,6 +87,11 @@ class Waiter {
       const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
       if (is_hopeless || waited >= limit_) return waited;
     }
+  }
+
+  template <typename Done, typename Hopeless>
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> wait(Done&& done, Hopeless&& hopeless) {
+    return wait(std::forward<Done>(done), std::forward<Hopeless>(hopeless), [] {});
   }
 
   template <typename Done>

@@ -137,6 +137,16 @@ void Connections::post(int peer, unsigned message, std::vector<std::byte> header
   if (UCS_PTR_IS_ERR(request)) lose(peer, ucs_status_string(UCS_PTR_STATUS(request)));
 }
 
+void Connections::rest() {
+  const std::lock_guard lock(mutex());
+  worker_.hand_over();
+}
+
+void Connections::leave() {
+  const std::lock_guard lock(mutex());
+  if (num_sending_ > 0) worker_.hand_over();
+}
+
 std::optional<Envelope> Connections::open(const void* header, std::size_t header_bytes) const {
   Envelope envelope;
   if (header_bytes < sizeof envelope) return {};

@@ -72,8 +72,10 @@ class Connections {
   // Never waits. What is sent to a peer that is lost goes nowhere.
   void send(int peer, Message message);
 
-  // Takes in what has come, unless another thread is at it.
+  // As RemotePeers' of these names.
   void progress() { worker_.progress(); }
+  void rest();
+  void leave();
 
   // Why nothing more will come from `peer`; the caller holds the mutex, or has been told.
   [[nodiscard]] const std::optional<std::string>& lost(int peer) const { return peers_[peer].lost; }

@@ -16,6 +16,10 @@ namespace {
 // The thread's longest sleep, so that what UCX does by the clock is done.
 constexpr int kLongestSleepMs = 1000;
 
+// How long somebody who looked may stay away before the thread takes over: longer than a caller
+// needs from one wait to the next, short beside what makes it stop waiting.
+constexpr std::chrono::microseconds kNap{500};
+
 }  // namespace
 
 DrivenWorker::DrivenWorker() : stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -33,6 +37,7 @@ void DrivenWorker::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    handed_over_.notify_one();
   }
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
@@ -41,7 +46,14 @@ void DrivenWorker::stop() {
 
 void DrivenWorker::progress() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock() && worker_.progress()) changed_.notify_all();
+  if (!lock.owns_lock()) return;
+  attended_ = true;
+  if (worker_.progress()) changed_.notify_all();
+}
+
+void DrivenWorker::hand_over() {
+  attended_ = false;
+  if (napping_) handed_over_.notify_one();
 }
 
 void DrivenWorker::wait(std::unique_lock<std::mutex>& lock, const runtime::Deadline& deadline) {
@@ -55,14 +67,20 @@ void DrivenWorker::wait(std::unique_lock<std::mutex>& lock, const runtime::Deadl
 void DrivenWorker::run() {
   pollfd entries[] = {{.fd = worker_.event_fd(), .events = POLLIN, .revents = 0},
                       {.fd = stop_.get(), .events = POLLIN, .revents = 0}};
-  for (;;) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (stopping_) return;
-      worker_.drain_and_arm();
-      changed_.notify_all();
-    }
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    worker_.drain_and_arm();
+    changed_.notify_all();
+    attended_ = false;
+    lock.unlock();
     ::poll(entries, 2, kLongestSleepMs);
+    lock.lock();
+    napping_ = true;
+    while (attended_ && !stopping_) {
+      attended_ = false;
+      handed_over_.wait_for(lock, kNap);
+    }
+    napping_ = false;
   }
 }
 

@@ -289,8 +289,11 @@ void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {
   send_bytes(peer, MessageKind::kWords, std::move(payload));
 }
 
-void RemoteLink::come_to_recover(layout::Epoch next) {
-  const Word word = layout::make_word(num_starts_ + 1, next);
+void RemoteLink::come_to_recover(layout::Epoch next, const std::optional<runtime::Failure>& cause) {
+  if (num_comings_ > num_starts_) return;
+  ++num_comings_;
+  if (cause) send_failure(*cause);
+  const Word word = layout::make_word(num_comings_, next);
   const auto bytes = std::as_bytes(std::span(&word, 1));
   for (std::size_t peer = 0; peer < sequence_.size(); ++peer) {
     send_bytes(static_cast<int>(peer), MessageKind::kRecover, {bytes.begin(), bytes.end()});

@@ -119,12 +119,14 @@ class RemoteLink final : public runtime::RemotePeers {
   void send_failure(const runtime::Failure& failure) override;
   [[nodiscard]] bool failed() const override { return inbox_->failed_since(num_starts_); }
   [[nodiscard]] runtime::Failure failure() const override;
-  void come_to_recover(layout::Epoch next) override;
+  void come_to_recover(layout::Epoch next, const std::optional<runtime::Failure>& cause) override;
   [[nodiscard]] std::optional<layout::Epoch> has_come_to_recover(int peer) const override {
     return inbox_->has_come(peer, num_starts_ + 1);
   }
   void recovered() override { ++num_starts_; }
   void progress() override { connections_->progress(); }
+  void rest() override { connections_->rest(); }
+  void leave() override { connections_->leave(); }
 
  private:
   void send_bytes(int peer, MessageKind kind, std::vector<std::byte> payload);
@@ -136,6 +138,7 @@ class RemoteLink final : public runtime::RemotePeers {
   std::shared_ptr<Inbox> inbox_;
   std::vector<std::uint64_t> sequence_;  // by peer: of the next message
   std::uint32_t num_starts_ = 0;         // made after failures
+  std::uint32_t num_comings_ = 0;        // to new starts: that many, or one more
 };
 
 }  // namespace tandem::net

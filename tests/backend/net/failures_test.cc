@@ -244,7 +244,11 @@ TEST(NetFailures, WithoutARankThatIsLostThereIsNoNewStart) {
           Buffer buffer(communicator, options_for(kShape));
           Exchange exchange(rank, scenario, buffer);
           exchange.run(buffer);
-          if (rank.index() == victim) ::raise(SIGKILL);
+          rank.barrier();
+          if (rank.index() == victim) {
+            std::this_thread::sleep_for(100ms);  // until what it sent has been read
+            ::raise(SIGKILL);
+          }
           rank.expect_error(ErrorCode::kPeerLost, {"rank " + std::to_string(victim)},
                             [&] { exchange.run(buffer); });
           for (int time = 0; time < 2; ++time) {
