@@ -4,7 +4,7 @@
 #
 #   bench/gpu.sh BIN_DIR [--out DIR] [--data FILE] [--only NAME,...] [--bench-options "..."]
 #
-# BIN_DIR holds tandem, conformance_test and cuda_gpu_test (or, as a build folder of the preset cuda,
+# BIN_DIR holds tandem, conformance_test, _masks_test, _recovery_test and cuda_gpu_test (or, as a build folder of the preset cuda,
 # has them where CMake puts them). Groups of steps, in this order: gpu (the tests of cuda_gpu_test),
 # tool (tandem test-low-latency and run-layer), conformance, sanitizer (compute-sanitizer, where it
 # is installed), soak (tandem soak, --soak-minutes), bench (writes DIR/h200-one-gpu.json, or as
@@ -116,6 +116,12 @@ fi
 if wanted conformance; then
   TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=threads step conformance-threads 240 \
     "$(program conformance_test)" --gtest_color=no
+  for launch in threads processes; do
+    for tests in masks recovery; do
+      TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=$launch step "$tests-$launch" 90 \
+        "$(program conformance_${tests}_test)" --gtest_color=no
+    done
+  done
 fi
 
 if wanted sanitizer; then

@@ -125,6 +125,7 @@ class DispatchHandle {
 
   // Who took part, by rank, as of the last phase of its dispatch or combine that has run on this
   // rank: false for a rank that was masked then, also one that was lost in that very phase.
+  // On a GPU it waits until this rank's last call has run.
   [[nodiscard]] std::vector<bool> active() const;
 
  private:
@@ -228,7 +229,10 @@ class Buffer {
   Hook combine(ConstTensorView y, ConstTensorView topk_weights, const DispatchHandle& handle,
                TensorView out, const CombineOptions& options = {});
 
-  // --- Losing ranks and finding them again (CPU; kUnsupported elsewhere). docs/failures.md ---
+  // --- Losing ranks and finding them again (not across hosts: kUnsupported). docs/failures.md ---
+  //
+  // On GPUs these calls wait for the operations of this rank's last call; replays are the caller's
+  // to wait for, before it calls one of them.
   //
   // A masked rank is neither written to nor waited for. Its experts contribute nothing: what
   // selects them is dropped like a negative index, weights are not renormalised, and a token whose
@@ -239,13 +243,15 @@ class Buffer {
   // also one that unmask() has let in and whose first operation is still to come.
   [[nodiscard]] std::vector<bool> active() const;
 
-  // Masks a rank, on all ranks from their next operation at the latest; called by any active rank,
-  // between operations. Nothing if it is masked already. Refused for the own rank.
+  // Masks a rank, on all ranks from their next operation at the latest, on GPUs from the caller's
+  // fifth one on (until then the rank takes part); called by any active rank, between operations.
+  // Nothing if it is masked already. Refused for the own rank, and on GPUs for one that has been
+  // let in lately (kOrder).
   void mask(int rank);
 
   // Lets a masked rank take part again, on all ranks from the same operation on, at most three
-  // later; called by any active rank, between operations. Nothing if it is active already. kOrder
-  // unless that rank waits in recover().
+  // later (GPUs: five); called by any active rank, between operations. Nothing if it is active
+  // already. kOrder unless that rank waits in recover(), and on GPUs if it was masked lately.
   void unmask(int rank);
 
   // After a failure: a new start, collective over the active ranks. Waits for all of them, masks

@@ -92,7 +92,7 @@ class Buffer:
     anything is sent and leave the buffer usable; after TIMEOUT, PEER_LOST or MISMATCH it is failed
     on every rank, and every later call says so with FAILED_BUFFER until all have called recover().
 
-    CPU ranks may lose ranks and go on, and find them again: mask, unmask, recover, join
+    Ranks may be lost and found again: mask, unmask, recover, and on CPUs on_timeout="mask" and join
     (docs/failures.md). What concerns ranks goes by rank, in lists of length R.
 
     On the GPU work is queued on the caller's current stream (torch's or CuPy's) or the one given,
@@ -390,7 +390,7 @@ class Buffer:
         A rank that is masked waits here until an active one calls unmask for it.
 
         Raises:
-            Error: TIMEOUT (masked, and nobody lets it in), UNSUPPORTED (not on CPUs).
+            Error: TIMEOUT (masked, and nobody lets it in), UNSUPPORTED (several hosts).
         """
         return self._inner.recover()
 

@@ -60,6 +60,7 @@ class Block {
     completed_ = reserve(ranks * kWord, kControlAlignment);
     counts_ = reserve(2 * ranks * capacity.num_experts * kWord, kControlAlignment);
     doorbell_ = reserve(sizeof(Doorbell), kControlAlignment);
+    roster_ = reserve((ranks + 1) * kWord, kControlAlignment);
     control_bytes_ = round_up(cursor, kControlAlignment);
 
     for (int half = 0; half < kNumHalves; ++half) {
@@ -102,6 +103,10 @@ class Block {
   }
   TANDEM_HOST_DEVICE constexpr std::int64_t doorbell() const { return doorbell_; }
 
+  // GPU: who takes part (RosterWord), and since which view operations are to stop.
+  TANDEM_HOST_DEVICE constexpr std::int64_t roster(int rank) const { return roster_ + word(rank); }
+  TANDEM_HOST_DEVICE constexpr std::int64_t stop() const { return roster(capacity_.num_ranks); }
+
   // Source tokens of a view or landing region's rows.
   TANDEM_HOST_DEVICE constexpr std::int64_t view_sources(int half) const { return view_[half]; }
   TANDEM_HOST_DEVICE constexpr std::int64_t landing_sources(int half) const {
@@ -137,6 +142,7 @@ class Block {
   std::int64_t completed_ = 0;
   std::int64_t counts_ = 0;
   std::int64_t doorbell_ = 0;
+  std::int64_t roster_ = 0;
   std::int64_t control_bytes_ = 0;
   std::int64_t view_[kNumHalves] = {};
   std::int64_t combine_[kNumHalves] = {};

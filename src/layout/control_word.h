@@ -9,6 +9,8 @@
 //   count      | epoch  | rows
 //   arrived    | epoch  | 0
 //   completed  | epoch  | 0
+//   roster     | epoch  | GPU: masked, pending (see takes_part)
+//   stop       | number of a view | GPU: 1 once operations are to stop until a later one
 // A combine's header is its `ready` word: it is published after the outputs are in place.
 #pragma once
 
@@ -36,6 +38,27 @@ TANDEM_HOST_DEVICE constexpr bool has_reached(Epoch seen, Epoch wanted) {
 
 // Which of the two sets of control words, and which landing half, an epoch uses.
 TANDEM_HOST_DEVICE constexpr int parity(Epoch epoch) { return static_cast<int>(epoch & 1U); }
+
+// A roster word says of one rank since when it takes part, or takes part no more. While it is
+// pending, the opposite holds before its epoch; later it holds whatever the distance, so that it
+// may grow old.
+inline constexpr std::uint32_t kRosterMasked = 1;
+inline constexpr std::uint32_t kRosterPending = 2;
+
+TANDEM_HOST_DEVICE constexpr bool takes_part(Word roster, Epoch epoch) {
+  const bool masked = (value_of(roster) & kRosterMasked) != 0;
+  const bool pending = (value_of(roster) & kRosterPending) != 0;
+  return pending && !has_reached(epoch, epoch_of(roster)) ? masked : !masked;
+}
+
+// Nobody looks at operations before its epoch any more once a rank has begun this one: all have
+// completed the one three before it.
+TANDEM_HOST_DEVICE constexpr bool has_settled(Word roster, Epoch epoch) {
+  return (value_of(roster) & kRosterPending) == 0 || has_reached(epoch, epoch_of(roster) + 2);
+}
+TANDEM_HOST_DEVICE constexpr Word settled(Word roster) {
+  return roster & ~static_cast<Word>(kRosterPending);
+}
 
 inline constexpr std::uint32_t kHashMask = (1U << 28) - 1;
 

@@ -108,6 +108,12 @@ class BackendBuffer {
   [[nodiscard]] virtual std::vector<bool> active() const = 0;
   // By rank: who took part in the operation whose phase has run last.
   [[nodiscard]] virtual std::vector<bool> participants() const = 0;
+  // Who took part in a dispatch, or in its combine if that came since. `noted`: what participants()
+  // said when it was called. On a GPU that is known only once it has run, which this waits for.
+  [[nodiscard]] virtual std::vector<bool> participants_of(const DispatchCall&,
+                                                          std::vector<bool> noted) {
+    return noted;
+  }
   [[nodiscard]] virtual std::optional<Error> last_loss() const { return {}; }
 
   // Ranks that wait to be let in.

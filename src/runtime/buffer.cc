@@ -15,7 +15,8 @@ runtime::BufferState& require(const std::shared_ptr<runtime::BufferState>& state
 
 std::vector<bool> DispatchHandle::active() const {
   if (state_ == nullptr) throw Error(ErrorCode::kInvalidArgument, "the handle is empty");
-  return state_->active;
+  const std::shared_ptr<runtime::BufferState> buffer = state_->buffer.lock();
+  return buffer == nullptr ? state_->active : buffer->participants_of(*state_);
 }
 
 Buffer::Buffer(const Communicator& communicator, const BufferOptions& options)

@@ -50,6 +50,9 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   void unmask(int rank);
   std::vector<bool> recover();
   [[nodiscard]] std::vector<bool> active() const { return backend_->active(); }
+  [[nodiscard]] std::vector<bool> participants_of(const HandleState& handle) {
+    return backend_->participants_of(handle.call, handle.active);
+  }
   [[nodiscard]] std::vector<int> waiting() const { return backend_->waiting(); }
   [[nodiscard]] std::optional<Error> last_loss() const { return backend_->last_loss(); }
   [[nodiscard]] void* last_event() const { return backend_->last_event(); }

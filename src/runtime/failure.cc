@@ -42,6 +42,25 @@ bool leaves_buffer_sound(ErrorCode code) {
   }
 }
 
+std::string_view awaited(Phase phase) {
+  switch (phase) {
+    case Phase::kEnter:
+      return "to complete the operation before last";
+    case Phase::kHeader:
+      return "to begin this operation";
+    case Phase::kRows:
+      return "to finish writing rows";
+    case Phase::kReady:
+      return "to have expert outputs ready";
+    case Phase::kCombineHalf:
+      return "to finish reading the combine region that is to be reused";
+    case Phase::kMembership:
+      return "to take note that a rank has been lost";
+    default:
+      return "";
+  }
+}
+
 Failure setup_failure(ErrorCode code, int peer, std::string message) {
   return {.info = {.code = code, .phase = Phase::kSetup, .peer = peer},
           .message = std::move(message)};

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tandem/error.h"
@@ -24,6 +25,9 @@ struct Failure {
 
 // May operations go on after this error, as nothing was sent or all ranks stopped alike?
 bool leaves_buffer_sound(ErrorCode code);
+
+// What a wait of this phase waits for its peer to do: "to begin this operation".
+std::string_view awaited(Phase phase);
 
 // A failure of set-up: phase kSetup, no operation.
 Failure setup_failure(ErrorCode code, int peer, std::string message);

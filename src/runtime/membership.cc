@@ -8,8 +8,6 @@
 namespace tandem::runtime {
 namespace {
 
-constexpr std::uint32_t kFirstGeneration = 1;
-
 // A proposal cannot be read while its slot is being reused, which takes kNumViews decisions during
 // one reading: that often in a row only if somebody scribbles on the board.
 constexpr int kMaxReadings = 1000;

@@ -39,6 +39,9 @@ struct View {
   std::optional<Failure> cause{};  // why it was decided, if something went wrong
 };
 
+// Of the view that a buffer begins with.
+inline constexpr std::uint32_t kFirstGeneration = 1;
+
 class Membership {
  public:
   // Collective. The first view: the ranks of `bootstrap` are active, further ones up to `num_ranks`

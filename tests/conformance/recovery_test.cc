@@ -32,17 +32,29 @@ BufferOptions impatient(const Shape& shape) {
   return options;
 }
 
+// The first operation, and on a GPU its end.
+void attempt(Rank& rank, Buffer& buffer, Exchange& exchange) {
+  exchange.dispatch(buffer);
+  rank.settle(buffer);
+}
+
 void expect_recovery(Rank& rank, Buffer& buffer, const Scenario& scenario) {
   const std::vector<bool> active = buffer.recover();
   rank.expect(std::find(active.begin(), active.end(), false) == active.end(), "all are there");
-  Exchange exchange(rank, scenario, buffer);
-  for (int pair = 0; pair < 3; ++pair) exchange.run(buffer);
-  rank.expect(!buffer.last_loss(), "nothing is wrong any more");
+  {
+    Exchange exchange(rank, scenario, buffer);
+    rank.barrier();
+    for (int pair = 0; pair < 3; ++pair) exchange.run(buffer);
+    rank.expect(!buffer.last_loss(), "nothing is wrong any more");
+    rank.barrier();
+  }
+  rank.barrier();  // memory is given back, which on a GPU waits for whatever runs there
 }
 
 TEST(Recovery, AfterATimeoutTheBufferServesAgain) {
   const Scenario scenario = make_scenario(entangled());
   run_ranks(3, [&](Rank& rank) {
+    rank.run_freely();
     BufferOptions options = impatient(scenario.shape);
     options.first_epoch = 0xfffffffcU;
     Buffer buffer(rank.communicator(), options);
@@ -52,14 +64,14 @@ TEST(Recovery, AfterATimeoutTheBufferServesAgain) {
       rank.barrier();
       if (rank.index() != kOdd) {
         const ErrorInfo info = rank.expect_error(ErrorCode::kTimeout, {"waited for", "rank 1"},
-                                                 [&] { exchange.dispatch(buffer); });
+                                                 [&] { attempt(rank, buffer, exchange); });
         rank.expect_equal(info.peer, kOdd, "culprit");
       }
       rank.barrier();
       // The one that was missed is told as soon as it comes.
       if (rank.index() == kOdd) {
         rank.expect_error(ErrorCode::kTimeout, {"waited for", "rank 1"},
-                          [&] { exchange.dispatch(buffer); });
+                          [&] { attempt(rank, buffer, exchange); });
       }
       expect_recovery(rank, buffer, scenario);
     }
@@ -70,6 +82,7 @@ TEST(Recovery, AfterATimeoutTheBufferServesAgain) {
 TEST(Recovery, AfterWrongCountsOfCalls) {
   const Scenario scenario = make_scenario(entangled());
   run_ranks(3, [&](Rank& rank) {
+    rank.run_freely();
     Buffer buffer(rank.communicator(), impatient(scenario.shape));
     Exchange exchange(rank, scenario, buffer);
     exchange.run(buffer);
@@ -80,7 +93,7 @@ TEST(Recovery, AfterWrongCountsOfCalls) {
           ErrorCode::kTimeout,
           {"of epoch 5", "rank 1 to begin this operation",
            ranks_share_memory() ? "it has come to operation 4" : "it is on another host"},
-          [&] { exchange.dispatch(buffer); });
+          [&] { attempt(rank, buffer, exchange); });
     }
     rank.barrier();
     expect_recovery(rank, buffer, scenario);
@@ -111,16 +124,18 @@ TEST(Recovery, AfterDifferentArguments) {
     odd.push_back(make_scenario(shape));
   }
   run_ranks(3, [&](Rank& rank) {
+    rank.run_freely();
     BufferOptions options = impatient(usual);
     options.max_tokens = 16;
     options.capacity_rows = 0;
     Buffer buffer(rank.communicator(), options);
     for (std::size_t i = 0; i < cases.size(); ++i) {
       Exchange exchange(rank, rank.index() == kOdd ? odd[i] : scenario, buffer);
+      rank.barrier();
       std::vector<std::string> words = cases[i].words;
       words.push_back("rank 1");
       const ErrorInfo info =
-          rank.expect_error(ErrorCode::kMismatch, words, [&] { exchange.dispatch(buffer); });
+          rank.expect_error(ErrorCode::kMismatch, words, [&] { attempt(rank, buffer, exchange); });
       rank.expect(info.phase == Phase::kHeader, "phase");
       expect_recovery(rank, buffer, scenario);
     }
@@ -130,6 +145,7 @@ TEST(Recovery, AfterDifferentArguments) {
 TEST(Recovery, AfterDifferentOperations) {
   const Scenario scenario = make_scenario(entangled());
   run_ranks(3, [&](Rank& rank) {
+    rank.run_freely();
     Buffer buffer(rank.communicator(), impatient(scenario.shape));
     Exchange exchange(rank, scenario, buffer);
     exchange.dispatch(buffer);
@@ -140,6 +156,7 @@ TEST(Recovery, AfterDifferentOperations) {
       } else {
         exchange.combine(buffer);
       }
+      rank.settle(buffer);
     });
     expect_recovery(rank, buffer, scenario);
   });
@@ -152,6 +169,7 @@ TEST(Recovery, LeavesNothingOfWhatWasBefore) {
   shape.hook = true;
   const Scenario scenario = make_scenario(shape);
   run_ranks(3, [&](Rank& rank) {
+    rank.run_freely();
     Buffer buffer(rank.communicator(), impatient(shape));
     Exchange exchange(rank, scenario, buffer);
     exchange.run(buffer);

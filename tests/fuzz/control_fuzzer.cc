@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cpu/waiter.h"
 #include "fuzz/check.h"
 #include "layout/block.h"
 #include "runtime/buffer_state.h"
+#include "runtime/waiter.h"
 #include "support/guarded_block.h"
 #include "tandem/buffer.h"
 
@@ -243,8 +243,8 @@ class Run {
   }
 
   void ring() {
-    cpu::fence(std::memory_order_seq_cst);
-    cpu::ring(*reinterpret_cast<layout::Doorbell*>(blocks_[rank_].at(plan_.block.doorbell())));
+    runtime::fence(std::memory_order_seq_cst);
+    runtime::ring(*reinterpret_cast<layout::Doorbell*>(blocks_[rank_].at(plan_.block.doorbell())));
   }
 
   // Runs an operation beside its peers; false if the buffer is good for nothing more.

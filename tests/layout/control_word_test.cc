@@ -65,6 +65,27 @@ TEST(ControlWord, ShapeSurvivesTheRoundTripUpToItsLimits) {
   }
 }
 
+// Before its epoch a pending change does not hold yet, across the wrap too; one that is no longer
+// pending holds however old it is.
+TEST(ControlWord, RosterWordSaysWhoTakesPartSinceWhen) {
+  for (const Epoch from : {Epoch{4}, Epoch{0}, Epoch{0xffffffffU}}) {
+    for (const bool masked : {false, true}) {
+      const Word word = make_word(from, kRosterPending | (masked ? kRosterMasked : 0));
+      EXPECT_EQ(takes_part(word, from - 1), masked);
+      EXPECT_EQ(takes_part(word, from), !masked);
+      EXPECT_EQ(takes_part(word, from + 1), !masked);
+      EXPECT_FALSE(has_settled(word, from + 1));
+      EXPECT_TRUE(has_settled(word, from + 2));
+      const Word old = settled(word);
+      EXPECT_EQ(settled(old), old);
+      for (const Epoch epoch : {from - 1, from, from + (1U << 31), from + (3U << 30)}) {
+        EXPECT_EQ(takes_part(old, epoch), !masked);
+        EXPECT_TRUE(has_settled(old, epoch));
+      }
+    }
+  }
+}
+
 // A call that differs from its peers' in one argument is told apart.
 TEST(ControlWord, HashTellsACallWithOneOtherArgument) {
   constexpr std::uint32_t kTokens = 128;

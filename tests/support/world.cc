@@ -49,7 +49,7 @@ Communicator set_apart(const Communicator& together, CommunicatorOptions options
 
 std::string run_body(Rank& rank, const std::function<void(Rank&)>& body) {
   try {
-    runtime::use_device(backend_under_test(), rank.index());
+    rank.take_device();
     body(rank);
   } catch (const Died&) {
   } catch (const Error& error) {
@@ -125,16 +125,22 @@ void* Rank::stream() const {
                                                 : nullptr;
 }
 
-void Rank::fence() const {
-  if (backend_under_test() == Backend::kCuda) barrier();
+void Rank::take_device() {
+  runtime::use_device(backend_under_test(), index_);
+  if (backend_under_test() == Backend::kCuda) {
+    scratch_ = Array(backend_under_test(), DType::kInt32, {1});
+  }
 }
 
-void Rank::settle(Buffer& buffer) const {
+void Rank::fence() const {
+  if (backend_under_test() == Backend::kCuda && !free_) barrier();
+}
+
+void Rank::settle(Buffer& buffer) {
   if (backend_under_test() == Backend::kCuda) {
     // Copies wait for the stream to end.
     std::int32_t word = 0;
-    const Array scratch(backend_under_test(), DType::kInt32, {1});
-    copy(view_of(&word, {1}), scratch, backend_under_test(), stream());
+    copy(view_of(&word, {1}), scratch_, backend_under_test(), stream());
   }
   buffer.check();
 }

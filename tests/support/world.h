@@ -32,6 +32,9 @@ class Rank {
   // Plays rank `index` of a buffer, whichever it is of the communicator.
   Rank(const Communicator& communicator, int index) : communicator_(communicator), index_(index) {}
 
+  // Ranks are spread over the devices there are; what this one allocates from now on is on its own.
+  void take_device();
+
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
   [[nodiscard]] int index() const { return index_; }
   [[nodiscard]] int size() const { return communicator_.size(); }
@@ -42,13 +45,16 @@ class Rank {
 
   void barrier() const { communicator_.barrier(); }
 
+  // From now on this rank's steps are not those of all: fence() is nothing.
+  void run_freely() { free_ = true; }
+
   // A barrier on a GPU, nothing on CPUs (so that ranks run as freely as a user's would). Ranks that
   // are threads on one GPU must not allocate, copy or synchronise between one rank's launch and its
   // peers' launches.
   void fence() const;
 
   // On a GPU, waits for this rank's stream; then reports what has failed by throwing.
-  void settle(Buffer& buffer) const;
+  void settle(Buffer& buffer);
 
   void fail(const std::string& message);
   bool expect(bool condition, const std::string& message);
@@ -78,6 +84,8 @@ class Rank {
   Communicator communicator_;
   int index_;
   std::string failures_;
+  bool free_ = false;
+  Array scratch_;  // of settle
 };
 
 struct WorldOptions {

@@ -62,7 +62,7 @@ void CpuBuffer::receive_combine(const runtime::CombineCall& call, const Context&
     seam().pass(Point::kPulling);
     pull_rows(call, context);
     seam().pass(Point::kPulled);
-    fence(std::memory_order_acquire);
+    runtime::fence(std::memory_order_acquire);
   } while (peers_.update(context));
   publish_completed(context.epoch);
 }

@@ -16,11 +16,11 @@ runtime::HandleArrays CpuBuffer::handle_arrays(int half) {
 
 // Pairs with the fence in Waiter::prepare_to_sleep.
 void CpuBuffer::ring_all() {
-  fence(std::memory_order_seq_cst);
+  runtime::fence(std::memory_order_seq_cst);
   // Also those that are masked: they may wait to be let in.
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     if (block(rank) == nullptr) continue;  // on another host, or it has never been there
-    ring(*reinterpret_cast<layout::Doorbell*>(block(rank) + plan_.block.doorbell()));
+    runtime::ring(*reinterpret_cast<layout::Doorbell*>(block(rank) + plan_.block.doorbell()));
   }
 }
 
@@ -232,7 +232,7 @@ void CpuBuffer::unmask(int rank) {
 }
 
 void CpuBuffer::recover() {
-  next_epoch_ = peers_.recover(next_epoch_);
+  next_epoch_ = peers_.recover(next_epoch_).view.from[plan_.rank];
   held_.clear();
   for (Half& half : halves_) half.combine_epoch.reset();
   // Peers enter once this rank is known to be done with all before.
@@ -251,12 +251,6 @@ std::vector<bool> CpuBuffer::participants() const {
     participants[rank] = peers_.takes_part(rank, last_epoch_);
   }
   return participants;
-}
-
-std::optional<Error> CpuBuffer::last_loss() const {
-  const std::optional<runtime::Failure>& cause = peers_.cause();
-  if (!cause) return {};
-  return Error(cause->info, cause->message);
 }
 
 }  // namespace tandem::cpu

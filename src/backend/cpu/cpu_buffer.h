@@ -47,7 +47,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void recover() override;
   [[nodiscard]] std::vector<bool> active() const override;
   [[nodiscard]] std::vector<bool> participants() const override;
-  [[nodiscard]] std::optional<Error> last_loss() const override;
+  [[nodiscard]] std::optional<Error> last_loss() const override { return peers_.last_loss(); }
   [[nodiscard]] std::vector<int> waiting() const override { return peers_.waiting(); }
   [[nodiscard]] runtime::Offer offer() const override;
 

@@ -14,25 +14,6 @@ namespace {
 
 using layout::Status;
 
-std::string_view awaited(Phase phase) {
-  switch (phase) {
-    case Phase::kEnter:
-      return "to complete the operation before last";
-    case Phase::kHeader:
-      return "to begin this operation";
-    case Phase::kRows:
-      return "to finish writing rows";
-    case Phase::kReady:
-      return "to have expert outputs ready";
-    case Phase::kCombineHalf:
-      return "to finish reading the combine region that is to be reused";
-    case Phase::kMembership:
-      return "to take note that a rank has been lost";
-    default:
-      return "";
-  }
-}
-
 // Of how a rank stands that is waited for. Ranks of other hosts do not say.
 std::string standing(const runtime::Membership& membership, int rank) {
   if (membership.ask(rank, Status::kIncarnation) == 0) return "it is on another host";
@@ -47,38 +28,21 @@ std::string standing(const runtime::Membership& membership, int rank) {
 
 Peers::Peers(const runtime::BufferPlan& plan, layout::Doorbell& doorbell,
              runtime::RemotePeers* remote, std::unique_ptr<runtime::Membership> membership,
-             PeerEvents events)
-    : rank_(plan.rank),
-      num_ranks_(plan.num_ranks),
+             runtime::RosterEvents events)
+    : Roster(plan,
+             runtime::Waiter(doorbell, plan.options.timeout,
+                             // Beside a network's thread, which must get to run for a wait to end,
+                             // nobody spins.
+                             remote == nullptr ? plan.num_ranks * plan.options.num_threads
+                                               : std::numeric_limits<int>::max()),
+             remote, std::move(membership), std::move(events)),
       on_timeout_(plan.options.on_timeout),
-      waiter_(doorbell, plan.options.timeout,
-              // Beside a network's thread, which must get to run for a wait to end, nobody spins.
-              remote == nullptr ? plan.num_ranks * plan.options.num_threads
-                                : std::numeric_limits<int>::max()),
-      remote_(remote),
-      membership_(std::move(membership)),
-      events_(std::move(events)),
       everyone_(plan.num_ranks),
-      is_active_(membership_->view().active),
-      is_new_(plan.num_ranks),
-      incarnations_(plan.num_ranks),
       newest_(plan.options.first_epoch - 1),
       settled_(membership_->view().generation),
       settled_from_(plan.options.first_epoch) {
   std::iota(everyone_.begin(), everyone_.end(), 0);
   participants_.reserve(plan.num_ranks);
-  active_.reserve(plan.num_ranks);
-  list_active();
-  for (const int rank : active_) incarnations_[rank] = 1;  // mapped when the buffer was made
-  seam().set(plan.faults);
-}
-
-void Peers::list_active() {
-  active_.clear();
-  for (int rank = 0; rank < num_ranks_; ++rank) {
-    if (is_active_[rank]) active_.push_back(rank);
-  }
-  any_new_ = std::find(is_new_.begin(), is_new_.end(), true) != is_new_.end();
 }
 
 std::span<const int> Peers::participants(const Context& context) {
@@ -102,104 +66,6 @@ void Peers::begin(const Context& context) {
         is_new_[rank] && !layout::has_reached(context.epoch - 2, membership_->view().from[rank]);
   }
   list_active();
-}
-
-std::optional<std::string> Peers::gone(int rank) const {
-  if (remote_ != nullptr) {
-    if (auto why = remote_->lost(rank)) return why;
-  }
-  if (membership_->is_gone(rank)) return "has ended";
-  return {};
-}
-
-bool Peers::update(const Context& context) {
-  if (remote_ != nullptr && remote_->failed() && membership_->view().round == 0) {
-    propose_failure(remote_->failure());
-  }
-  const bool changed = membership_->changed();
-  while (membership_->changed()) adopt(membership_->newest(), context);
-  const runtime::View& view = membership_->view();
-  if (!view.active[rank_]) {
-    const std::string why = view.cause ? ": " + view.cause->message : "";
-    throw Error(ErrorInfo{.code = ErrorCode::kMasked,
-                          .operation = context.operation,
-                          .epoch = context.epoch,
-                          .peer = view.proposer},
-                "rank " + std::to_string(rank_) +
-                    " has been masked and takes part no more until it recovers" + why);
-  }
-  if (view.round != 0) {
-    if (view.cause) view.cause->raise();
-    throw Error(ErrorInfo{.code = ErrorCode::kFailedBuffer,
-                          .operation = context.operation,
-                          .epoch = context.epoch,
-                          .peer = view.proposer},
-                "rank " + std::to_string(view.proposer) + " has called recover()");
-  }
-  return changed;
-}
-
-void Peers::adopt(runtime::View view, const Context& context) {
-  const runtime::View& known = membership_->view();
-  std::vector<int> lost;
-  for (int rank = 0; rank < num_ranks_; ++rank) {
-    const bool stays =
-        known.active[rank] && view.active[rank] && view.from[rank] == known.from[rank];
-    if (stays) continue;
-    if (is_active_[rank]) lost.push_back(rank);
-    is_active_[rank] = view.active[rank];
-    is_new_[rank] = view.active[rank];
-  }
-  membership_->adopt(std::move(view));
-  list_active();
-  if (!is_active_[rank_]) return;
-  for (const int rank : lost) await_silence(rank, context);
-  events_.forget(lost);
-  meet_new();
-}
-
-// Maps the blocks of processes that have taken a rank's place. One that has gone again is masked.
-void Peers::meet_new() {
-  std::vector<int> gone;
-  for (const int rank : active_) {
-    const Word incarnation = membership_->ask(rank, Status::kIncarnation);
-    // 0: a rank of another host, which says nothing on this board.
-    if (rank == rank_ || incarnation == 0 || incarnation == incarnations_[rank]) continue;
-    if (events_.meet(rank)) {
-      incarnations_[rank] = incarnation;
-    } else {
-      gone.push_back(rank);
-    }
-  }
-  if (gone.empty()) return;
-  mask(gone, {.info = {.code = ErrorCode::kPeerLost, .phase = Phase::kMembership, .peer = gone[0]},
-              .message = runtime::list_ranks(gone) + " went away while being let in"});
-}
-
-// A rank that was stopped while it wrote rows may go on writing when it wakes up, wherever this
-// operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve
-// another.
-void Peers::await_silence(int rank, const Context& context) {
-  if (!membership_->may_be_writing(rank)) return;
-  const auto waited = waiter_.wait([&] { return !membership_->may_be_writing(rank); });
-  if (!waited) return;
-  throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
-                        .operation = context.operation,
-                        .epoch = context.epoch,
-                        .phase = Phase::kMembership,
-                        .peer = rank,
-                        .waited = *waited,
-                        .limit = waiter_.limit()},
-              "rank " + std::to_string(rank) +
-                  " has been masked, but stopped in the middle of writing rows: as long as its "
-                  "process lives, memory that it may still write cannot be used again");
-}
-
-bool Peers::propose(runtime::View next) {
-  const bool won = membership_->propose(std::move(next));
-  seam().pass(Point::kDecided);
-  events_.ring();
-  return won;
 }
 
 // Those that do not wait for somebody else inside the library.
@@ -252,35 +118,13 @@ bool Peers::give_up(const Context& context, Phase phase, Epoch wanted, const Mis
                .waited = waited,
                .limit = waiter_.limit()},
       .message = "rank " + std::to_string(rank_) + " waited for " +
-                 runtime::list_ranks(missing.late) + ' ' + std::string(awaited(phase)) + "; " +
-                 runtime::list_ranks(culprits) +
+                 runtime::list_ranks(missing.late) + ' ' + std::string(runtime::awaited(phase)) +
+                 "; " + runtime::list_ranks(culprits) +
                  (is_gone ? ' ' + gone(culprit).value_or("has ended")
                           : ": " + standing(*membership_, culprit))};
   if (on_timeout_ == OnTimeout::kFail || culprit == rank_) failure.raise();
   mask(culprits, failure);
   return true;
-}
-
-void Peers::mask(std::span<const int> ranks, const runtime::Failure& cause) {
-  runtime::View next = membership_->view();
-  for (const int rank : ranks) next.active[rank] = false;
-  next.cause = cause;
-  static_cast<void>(propose(std::move(next)));  // whoever wins, the next look at the board tells
-}
-
-void Peers::fail(const Error& error) {
-  const runtime::View& view = membership_->view();
-  if (view.round != 0 || !view.active[rank_]) return;  // it has been told
-  const runtime::Failure cause{.info = error.info(), .message = error.message()};
-  propose_failure(cause);
-  if (remote_ != nullptr) remote_->send_failure(cause);
-}
-
-void Peers::propose_failure(const runtime::Failure& cause) {
-  runtime::View next = membership_->view();
-  next.round = next.generation + 1;
-  next.cause = cause;
-  static_cast<void>(propose(std::move(next)));
 }
 
 Outcome Peers::begin_writing(const Context& context) {

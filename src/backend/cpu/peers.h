@@ -1,5 +1,5 @@
-// The ranks of a buffer as one of them sees them: who takes part in the operation at hand, waiting
-// for them, and what happens when somebody does not come (docs/failures.md).
+// Who takes part in the operation at hand, waiting for them, and what happens when somebody does
+// not come (docs/failures.md). What has nothing to do with an operation is the Roster's.
 //
 // Every wait goes through await: it ends when all who take part are ready, or with an Error that
 // names the culprit, or, where the buffer masks those who miss its timeout, with fewer ranks to
@@ -15,22 +15,17 @@
 #include <string>
 #include <vector>
 
-#include "backend/cpu/waiter.h"
 #include "runtime/backend.h"
 #include "runtime/membership.h"
 #include "runtime/network.h"
+#include "runtime/roster.h"
 
 namespace tandem::cpu {
 
 using layout::Epoch;
 using layout::Word;
+using runtime::Context;
 using runtime::Point;
-
-// An operation at work: what its waits and errors speak of.
-struct Context {
-  Operation operation = Operation::kNone;
-  Epoch epoch = 0;
-};
 
 enum class Outcome { kReady, kViewChanged };
 
@@ -42,25 +37,17 @@ struct Plan {
   int witness = -1;  // a rank that has finished by an earlier view's plan, and has all its counts
 };
 
-// What Peers asks of the buffer.
-struct PeerEvents {
-  std::function<void()> ring;                        // wakes all ranks that sleep
-  std::function<void(std::span<const int>)> forget;  // these take part no more
-  std::function<bool(int)> meet;  // maps the block of a process that is this rank now; false: gone
-};
-
-class Peers {
+class Peers : public runtime::Roster {
  public:
   // `remote`: the way to ranks on other hosts, null where there are none.
   Peers(const runtime::BufferPlan& plan, layout::Doorbell& doorbell, runtime::RemotePeers* remote,
-        std::unique_ptr<runtime::Membership> membership, PeerEvents events);
+        std::unique_ptr<runtime::Membership> membership, runtime::RosterEvents events);
 
   // All ranks there may be: what to wait for where all who take part are meant, since who they are
   // may change while one waits.
   [[nodiscard]] std::span<const int> everyone() const { return everyone_; }
-  // Who is active, ascending. Control words go to all of them.
-  [[nodiscard]] std::span<const int> active() const { return active_; }
   // Who takes part in an operation: who is active, but for those that do from a later one on.
+  // Control words go to all who are active.
   [[nodiscard]] bool takes_part(int rank, Epoch epoch) const {
     return is_active_[rank] &&
            (!is_new_[rank] || layout::has_reached(epoch, membership_->view().from[rank]));
@@ -70,9 +57,6 @@ class Peers {
   // Starts an operation; may be called again. Throws what has failed elsewhere (under the peer's
   // code), and kMasked if this rank has been masked.
   void begin(const Context& context);
-
-  // Takes note of a new view; throws as begin. Was there one?
-  bool update(const Context& context);
 
   // Waits until ready(peer) for all of `peers` that take part in context's operation. kViewChanged:
   // another view has been adopted meanwhile. `seen(peer)` is the epoch that an error reports.
@@ -107,59 +91,12 @@ class Peers {
     seam().pass(Point::kFlagLowered);
   }
 
-  // Where tests make this rank fail.
-  [[nodiscard]] runtime::Seam& seam() { return membership_->seam(); }
-
-  // Tells all ranks that operations cannot go on as they are.
-  void fail(const Error& error);
-
-  // --- asked for by the caller, between operations; `next` is the epoch of the next one ---
-  void mask(int rank, const Context& next);
-  void unmask(int rank, const Context& next);
-  // Meets all other active ranks, or, if this one is masked, waits to be let in. Returns the epoch
-  // to go on with.
-  [[nodiscard]] Epoch recover(Epoch next);
-  // Who waits to be let in.
-  [[nodiscard]] std::vector<int> waiting() const;
-  // For a process that is to become this rank: waits until its predecessor is masked, and takes its
-  // place. Returns an epoch near those of the others.
-  [[nodiscard]] Epoch take_over();
-  [[nodiscard]] const runtime::Descriptor& board() const { return membership_->board(); }
-
-  // Why the view at hand was decided, if something had gone wrong.
-  [[nodiscard]] const std::optional<runtime::Failure>& cause() const {
-    return membership_->view().cause;
-  }
-
  private:
   struct Missing {
     std::vector<int> late;
     std::vector<int> gone;  // of these: ended or left
   };
 
-  // Is it on another host, and so says nothing on this board?
-  [[nodiscard]] bool is_elsewhere(int rank) const {
-    return membership_->ask(rank, layout::Status::kIncarnation) == 0;
-  }
-  // Why `rank` will never act again, if so.
-  [[nodiscard]] std::optional<std::string> gone(int rank) const;
-  // Has something been decided here, or gone wrong on another host?
-  [[nodiscard]] bool changed() const {
-    return membership_->changed() || (remote_ != nullptr && remote_->failed());
-  }
-  void propose_failure(const runtime::Failure& cause);
-
-  // Waits until all ranks on other hosts have come to recover too; returns the newest epoch that
-  // one of them or this rank, by `next`, would go on with.
-  [[nodiscard]] Epoch meet_other_hosts(Epoch next);
-  [[noreturn]] void fail_to_recover(int missing, std::chrono::nanoseconds waited) const;
-
-  void adopt(runtime::View view, const Context& context);
-  void list_active();
-  void meet_new();
-  [[nodiscard]] bool propose(runtime::View next);
-  void mask(std::span<const int> ranks, const runtime::Failure& cause);
-  void await_silence(int rank, const Context& context);
   // Somebody did not come: throws or masks. False: those who are missing wait for others
   // themselves, who are given as long again.
   [[nodiscard]] bool give_up(const Context& context, Phase phase, Epoch wanted,
@@ -173,19 +110,8 @@ class Peers {
         layout::make_word(context.epoch, static_cast<std::uint32_t>(rank_or_none + 1)));
   }
 
-  int rank_;
-  int num_ranks_;
   OnTimeout on_timeout_;
-  Waiter waiter_;
-  runtime::RemotePeers* remote_;
-  std::unique_ptr<runtime::Membership> membership_;
-  PeerEvents events_;
-  std::vector<int> everyone_;    // 0 .. R - 1
-  std::vector<bool> is_active_;  // by rank
-  std::vector<bool> is_new_;     // an operation before its first may still be at work
-  bool any_new_ = false;
-  std::vector<Word> incarnations_;  // of the processes whose blocks are mapped
-  std::vector<int> active_;
+  std::vector<int> everyone_;      // 0 .. R - 1
   std::vector<int> participants_;  // scratch of participants()
   Epoch newest_;                   // of the last operation that has begun
   // All who take part are known to have adopted this view, before any of them can have finished

@@ -27,8 +27,9 @@ std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Bootstrap&
        .staging_bytes = most_rows * capacity.dispatch_pitch,
        .landing_bytes = capacity.combine_rows == 0 ? 0 : most_rows * capacity.combine_pitch,
        .wake = [&doorbell] {
-         fence(std::memory_order_seq_cst);  // pairs with the fence in Waiter::prepare_to_sleep
-         ring(doorbell);
+         runtime::fence(
+             std::memory_order_seq_cst);  // pairs with the fence in Waiter::prepare_to_sleep
+         runtime::ring(doorbell);
        }});
 }
 

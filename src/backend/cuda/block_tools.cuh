@@ -64,6 +64,7 @@ __device__ inline void publish_started(const BufferView& buffer, layout::Epoch e
 #pragma unroll 1
   for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks;
        rank += static_cast<int>(blockDim.x)) {
+    if (peers[rank] == nullptr) continue;
     ptx::store_relaxed(
         reinterpret_cast<layout::Word*>(
             peers[rank] + buffer.block.arrived(layout::parity(epoch), buffer.rank, kStartedWord)),
@@ -73,13 +74,14 @@ __device__ inline void publish_started(const BufferView& buffer, layout::Epoch e
 
 // Have all blocks of all peers' kernels of this operation started? Asked by one warp.
 __device__ inline bool all_started(const BufferView& buffer, layout::Epoch epoch,
-                                   const std::byte* own) {
+                                   const std::byte* own, std::byte* const* peers) {
   bool started = true;
 #pragma unroll 1
   for (int rank = static_cast<int>(threadIdx.x) % 32; rank < buffer.num_ranks; rank += 32) {
     const auto* word = reinterpret_cast<const layout::Word*>(
         own + buffer.block.arrived(layout::parity(epoch), rank, kStartedWord));
-    started = started && layout::epoch_of(ptx::load_relaxed(word)) == epoch;
+    started =
+        started && (layout::epoch_of(ptx::load_relaxed(word)) == epoch || peers[rank] == nullptr);
   }
   return __all_sync(0xffffffffU, static_cast<int>(started)) != 0;
 }

@@ -3,6 +3,7 @@
 #include "backend/cuda/block_tools.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/outbox.cuh"
+#include "backend/cuda/roster.cuh"
 #include "backend/cuda/row_copy.cuh"
 #include "backend/cuda/row_ring.cuh"
 #include "backend/cuda/wait.cuh"
@@ -67,6 +68,7 @@ __device__ void publish_ready(const CombineParams& p, const Arguments& arguments
   if (__all_sync(0xffffffffU, static_cast<int>(entered)) == 0) return;
 #pragma unroll 1
   for (int rank = lane; rank < buffer.num_ranks; rank += 32) {
+    if (peers[rank] == nullptr) continue;
     const auto store = [&](std::int64_t offset, std::uint32_t value) {
       ptx::store_relaxed(reinterpret_cast<layout::Word*>(peers[rank] + offset),
                          layout::make_word(epoch, value));
@@ -160,10 +162,10 @@ __device__ void find_rows(const CombineShared& s, int num_entries, std::int64_t 
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < num_entries; i += kCombineThreads) {
     const Route route = s.entries[i].route;
-    s.entries[i].row = route < 0 || !has_rows
-                           ? nullptr
-                           : s.row_bases[route >> kRouteOwnerShift] +
-                                 (route & ((Route{1} << kRouteOwnerShift) - 1)) * pitch;
+    const std::byte* base =
+        route < 0 || !has_rows ? nullptr : s.row_bases[route >> kRouteOwnerShift];
+    s.entries[i].row =
+        base == nullptr ? nullptr : base + (route & ((Route{1} << kRouteOwnerShift) - 1)) * pitch;
   }
 }
 
@@ -221,12 +223,11 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   const CombineShared s(storage, buffer.num_ranks);
   const int thread = static_cast<int>(threadIdx.x);
   DeviceState& state = *buffer.state;
-#pragma unroll 1
-  for (int rank = thread; rank < buffer.num_ranks; rank += kCombineThreads) {
-    s.peers[rank] = buffer.blocks[rank];
-  }
+  list_peers(buffer, s.peers);
+  const std::byte* own = buffer.blocks[buffer.rank];
   ptx::wait_for_earlier_grids();
   stamp(buffer, 16);
+  const FirstLook first_look(buffer, own);
 
   // Everything that depends on nothing else is asked for at once.
   if (thread == 0) {
@@ -235,7 +236,6 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
     *s.start = {ptx::load_relaxed(&counter.epoch), take_ticket(counter)};
   }
   if (thread == 96) *s.half = state.half[p.half];
-  const bool failed_before = thread == 64 && ptx::load_relaxed(&state.failed) != 0;
   const int padded_topk = (p.topk + kUnroll - 1) / kUnroll * kUnroll;
   const std::uint32_t tile_tokens = static_cast<std::uint32_t>(kTileEntries / padded_topk);
   const Share share = p.receives != 0 ? share_of(p) : Share{0, 0, 0, 0};
@@ -243,9 +243,9 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   load_entries(p, s, share.first_token, tile_end - share.first_token, padded_topk);
   const bool in_publishing_warp = thread / 32 == 1;  // not the one that waits for its ticket
   if (in_publishing_warp) ptx::fence(buffer.across_devices != 0);
-  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
+  const bool special = __syncthreads_or(static_cast<int>(first_look.is_special(buffer))) != 0;
   const layout::Epoch epoch = s.start->epoch;
-  const std::byte* own = s.peers[buffer.rank];
+  if (special && !strike_absent(buffer, kOperation, epoch, false, s.peers)) return;
   const Arguments arguments = arguments_of(p, *s.half);
   stamp(buffer, 17);
 
@@ -266,6 +266,8 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   if (share.begin < share.end && has_rows) {
 #pragma unroll 1
     for (int rank = thread; ok && rank < buffer.num_ranks; rank += kCombineThreads) {
+      s.row_bases[rank] = nullptr;
+      if (s.peers[rank] == nullptr) continue;
       int half = 0;
       ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
                            layout::hash_arguments(arguments.values), arguments.values, &half);
@@ -306,12 +308,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   const bool last = thread == 0 && is_last_done(state);
   if (__shfl_sync(0xffffffffU, static_cast<int>(last), 0) == 0) return;
   if (thread == 0) move_on(state, epoch, p.sends != 0, true);
-#pragma unroll 1
-  for (int rank = thread; rank < buffer.num_ranks; rank += 32) {
-    ptx::store_relaxed(
-        reinterpret_cast<layout::Word*>(s.peers[rank] + buffer.block.completed(buffer.rank)),
-        layout::make_word(epoch, 0));
-  }
+  publish_completed(buffer, epoch, s.peers, 32);
   if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
   stamp(buffer, 21);
 }
@@ -319,14 +316,16 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
 // Copies the valid rows of y into the combine region, then publishes `ready`.
 struct StageShared {
   RunTile tile;
+  std::byte** peers;  // [R]
   HalfState* half;
   layout::Epoch* epoch;
   int* flag;
   std::int64_t size_bytes;
 
-  TANDEM_HOST_DEVICE explicit StageShared(std::byte* storage)
-      : StageShared(SharedCarver(storage)) {}
-  TANDEM_HOST_DEVICE explicit StageShared(SharedCarver carver) : tile(carver) {
+  TANDEM_HOST_DEVICE StageShared(std::byte* storage, int num_ranks)
+      : StageShared(SharedCarver(storage), num_ranks) {}
+  TANDEM_HOST_DEVICE StageShared(SharedCarver carver, int num_ranks) : tile(carver) {
+    peers = carver.take<std::byte*>(num_ranks);
     half = carver.take<HalfState>(1);
     epoch = carver.take<layout::Epoch>(1);
     flag = carver.take<int>(1);
@@ -338,18 +337,20 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     combine_stage_kernel(const __grid_constant__ CombineParams p) {
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
-  const StageShared s(storage);
+  const StageShared s(storage, buffer.num_ranks);
   const int thread = static_cast<int>(threadIdx.x);
   DeviceState& state = *buffer.state;
+  list_peers(buffer, s.peers);
+  const std::byte* own = buffer.blocks[buffer.rank];
   ptx::wait_for_earlier_grids();
+  const FirstLook first_look(buffer, own);
   if (thread == 0) {
     *s.epoch = ptx::load_relaxed(&state.send.epoch);
     *s.half = state.half[p.half];
   }
-  const bool failed_before = thread == 32 && ptx::load_relaxed(&state.failed) != 0;
-  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
-  const std::byte* own = buffer.blocks[buffer.rank];
+  const bool special = __syncthreads_or(static_cast<int>(first_look.is_special(buffer))) != 0;
   const layout::Epoch epoch = *s.epoch;
+  if (special && !strike_absent(buffer, kOperation, epoch, false, s.peers)) return;
   const HalfState half = *s.half;
   bool ok = true;
 #pragma unroll 1
@@ -391,7 +392,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (*s.flag == 0) return;
   if (thread < 32) {
     ptx::fence(buffer.across_devices != 0);
-    publish_ready(p, arguments_of(p, half), epoch, buffer.blocks, has_rows);
+    publish_ready(p, arguments_of(p, half), epoch, s.peers, has_rows);
   }
   if (thread == 0) {
     state.half[p.half].combine_epoch = epoch;
@@ -405,7 +406,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     combine_acquire_kernel(const __grid_constant__ CombineParams p) {
   const BufferView& buffer = p.buffer;
   ptx::wait_for_earlier_grids();
-  if (ptx::load_relaxed(&buffer.state->failed) != 0) return;
+  if (is_halted(buffer, buffer.blocks[buffer.rank])) return;
   const layout::Epoch wanted = buffer.state->half[p.half].combine_epoch;
   const auto next = ptx::load_relaxed(&buffer.state->send.epoch);
   bool ok = true;
@@ -438,6 +439,8 @@ std::int64_t combine_shared_bytes(int num_ranks) {
   return CombineShared(nowhere(), num_ranks).size_bytes;
 }
 
-std::int64_t stage_shared_bytes() { return StageShared(nowhere()).size_bytes; }
+std::int64_t stage_shared_bytes(int num_ranks) {
+  return StageShared(nowhere(), num_ranks).size_bytes;
+}
 
 }  // namespace tandem::cuda

@@ -1,13 +1,11 @@
 #include "backend/cuda/cuda_buffer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "backend/cuda/cuda_check.h"
-#include "backend/cuda/error_text.h"
 #include "backend/cuda/launch.h"
 #include "tandem/error.h"
 
@@ -18,10 +16,6 @@ cudaStream_t stream_of(void* stream) {
   // Null is the thread's own default stream: on the legacy one, which all threads share, a rank's
   // kernel would be queued behind that of a peer that waits for it.
   return stream == nullptr ? cudaStreamPerThread : static_cast<cudaStream_t>(stream);
-}
-
-[[noreturn]] void refuse_masking() {
-  throw Error(ErrorCode::kUnsupported, "ranks on GPUs cannot be masked or recovered yet");
 }
 
 bool is_multiple_of_16(const void* data, std::int64_t pitch) {
@@ -50,7 +44,7 @@ CudaBuffer::~CudaBuffer() {
   for (cudaEvent_t event : events_) {
     if (event != nullptr) warn_cuda(cudaEventDestroy(event), "cudaEventDestroy");
   }
-  if (reset_stream_ != nullptr) warn_cuda(cudaStreamDestroy(reset_stream_), "cudaStreamDestroy");
+  if (side_stream_ != nullptr) warn_cuda(cudaStreamDestroy(side_stream_), "cudaStreamDestroy");
   warn_cuda(cudaSetDevice(device_before), "cudaSetDevice");
 }
 
@@ -146,7 +140,7 @@ DispatchParams CudaBuffer::dispatch_params(const runtime::DispatchCall& call,
 }
 
 void CudaBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage) {
-  check();
+  check(stage);
   const DeviceScope scope(device_);
   cudaStream_t const stream = stream_of(call.stream);
   follow(stream);
@@ -197,7 +191,7 @@ CombineParams CudaBuffer::combine_params(const runtime::CombineCall& call, int n
 }
 
 void CudaBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage) {
-  check();
+  check(stage);
   const DeviceScope scope(device_);
   cudaStream_t const stream = stream_of(call.stream);
   follow(stream);
@@ -256,46 +250,6 @@ void CudaBuffer::leave(cudaStream_t stream) {
   last_event_ = events_[next_event_];
   next_event_ = (next_event_ + 1) % events_.size();
   check_cuda(cudaEventRecord(last_event_, stream), "cudaEventRecord");
-}
-
-void CudaBuffer::mask(int) { refuse_masking(); }
-void CudaBuffer::unmask(int) { refuse_masking(); }
-void CudaBuffer::recover() { refuse_masking(); }
-runtime::Offer CudaBuffer::offer() const { refuse_masking(); }
-
-void CudaBuffer::check() {
-  std::atomic_ref written(record_->written);
-  if (written.load(std::memory_order_acquire) == 0) {
-    if (relay_) relay_->check();
-    return;
-  }
-  const std::lock_guard lock(record_mutex_);
-  const ErrorRecord record = *record_;
-  if (!is_fatal(record)) {
-    // The buffer stays usable: the next error may be recorded.
-    written.store(0, std::memory_order_release);
-    check_cuda(cudaMemsetAsync(&view_.state->record_taken, 0, sizeof(std::uint32_t), reset_stream_),
-               "cudaMemsetAsync");
-  }
-  throw_record(record);
-}
-
-void CudaBuffer::throw_record(const ErrorRecord& record) const {
-  const bool is_lost = static_cast<ErrorCode>(record.code) == ErrorCode::kPeerLost;
-  throw_error(record, plan_, is_lost ? relay_->why_lost(record.peer) : "");
-}
-
-// What this rank's kernels have failed with, if that is for good: for the peers on other hosts.
-std::optional<runtime::Failure> CudaBuffer::fatal_failure() const {
-  if (std::atomic_ref(record_->written).load(std::memory_order_acquire) == 0) return {};
-  const std::lock_guard lock(record_mutex_);
-  const ErrorRecord record = *record_;
-  if (record.written == 0 || !is_fatal(record)) return {};
-  try {
-    throw_record(record);
-  } catch (const Error& error) {
-    return runtime::Failure{.info = error.info(), .message = error.message()};
-  }
 }
 
 void CudaBuffer::print_trace() const {

@@ -19,6 +19,8 @@
 #include "backend/cuda/kernel_params.h"
 #include "backend/cuda/relay.h"
 #include "runtime/backend.h"
+#include "runtime/roster.h"
+#include "tandem/error.h"
 
 namespace tandem::cuda {
 
@@ -32,27 +34,53 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void acquire_combine_half(int half) override;
   [[nodiscard]] std::byte* own_block() override { return peers_->block(plan_.rank); }
   [[nodiscard]] runtime::HandleArrays handle_arrays(int half) override;
-  void check() override;
-  // Not here yet: kUnsupported.
+  void check() override { check(runtime::Stage::kReceive); }
   void mask(int rank) override;
   void unmask(int rank) override;
   void recover() override;
-  [[nodiscard]] std::vector<bool> active() const override {
-    return std::vector<bool>(plan_.num_ranks, true);
-  }
-  [[nodiscard]] runtime::Offer offer() const override;
+  [[nodiscard]] std::vector<bool> active() const override;
+  // As far as is known when the operation is queued; participants_of knows better.
   [[nodiscard]] std::vector<bool> participants() const override { return active(); }
+  [[nodiscard]] std::vector<bool> participants_of(const runtime::DispatchCall& dispatch,
+                                                  std::vector<bool> noted) override;
+  [[nodiscard]] std::optional<Error> last_loss() const override { return roster_->last_loss(); }
+  [[nodiscard]] std::vector<int> waiting() const override { return roster_->waiting(); }
+  [[nodiscard]] runtime::Offer offer() const override {
+    throw Error(ErrorCode::kUnsupported, "a process cannot join a buffer on GPUs yet");
+  }
   [[nodiscard]] void* last_event() const override { return last_event_; }
 
  private:
   // What a rank needs of its own beside the block, in one allocation.
   struct Pieces;
+  struct Staging;
 
+  // --- cuda_buffer_setup.cc ---
   void allocate();
   void fill_tables();
   void choose_blocks(const std::vector<DeviceFacts>& facts);
   void warm_up();
 
+  // --- cuda_buffer_roster.cc ---
+  // Before a phase is queued.
+  void check(runtime::Stage stage);
+  [[nodiscard]] std::optional<ErrorRecord> take_record();
+  [[noreturn]] void throw_record(const ErrorRecord& record) const;
+  [[nodiscard]] std::optional<runtime::Failure> fatal_failure() const;
+  void refuse_across_hosts() const;
+  void allocate_staging();
+  void copy_words(std::byte* to, const void* from, std::int64_t size_bytes);
+  void finish_copies();
+  [[nodiscard]] const DeviceState& read_state();
+  [[nodiscard]] std::vector<layout::Word> read_roster();
+  [[nodiscard]] layout::Word pending_word(int rank) const;
+  void write_roster(const runtime::Context& next);
+  void stop_if_failed();
+  void require_settled(int rank, layout::Epoch next);
+  void await_roster(const runtime::Context& first);
+  void start_together(const runtime::Context& first, const runtime::View& then);
+
+  // --- cuda_buffer.cc ---
   [[nodiscard]] int blocks_for(int asked) const;
   [[nodiscard]] DispatchParams dispatch_params(const runtime::DispatchCall& call,
                                                int num_blocks) const;
@@ -62,8 +90,6 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void follow(cudaStream_t stream);
   void leave(cudaStream_t stream);
   void print_trace() const;
-  [[noreturn]] void throw_record(const ErrorRecord& record) const;
-  [[nodiscard]] std::optional<runtime::Failure> fatal_failure() const;
 
   runtime::BufferPlan plan_;
   int device_ = 0;
@@ -75,11 +101,16 @@ class CudaBuffer final : public runtime::BackendBuffer {
   std::shared_ptr<std::byte> block_;
   std::shared_ptr<std::byte> own_memory_;
   std::shared_ptr<std::byte> record_memory_;
+  std::shared_ptr<std::byte> staging_memory_;
   std::unique_ptr<PeerMemory> peers_;
   std::unique_ptr<Relay> relay_;  // null where all ranks share memory
   BufferView view_;               // as the kernels get it
   ErrorRecord* record_ = nullptr;
   mutable std::mutex record_mutex_;  // while a record is read, none is allowed to follow it
+  Staging* staging_ = nullptr;
+  layout::Doorbell doorbell_{};  // nobody rings: hosts meet when operations have failed, and look
+                                 // often enough
+  std::unique_ptr<runtime::Roster> roster_;
 
   bool combined_[layout::kNumHalves] = {};           // since the half's dispatch
   void* dispatch_streams_[layout::kNumHalves] = {};  // of the halves' dispatches
@@ -88,7 +119,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   cudaEvent_t last_event_ = nullptr;  // recorded behind the last call; events_ take turns
   std::array<cudaEvent_t, 4> events_{};
   std::size_t next_event_ = 0;
-  cudaStream_t reset_stream_ = nullptr;  // clears the device's side of the error record
+  cudaStream_t side_stream_ = nullptr;  // of copies that no operation may hold up
 };
 
 }  // namespace tandem::cuda

@@ -16,6 +16,11 @@ namespace tandem::cuda {
 namespace {
 
 constexpr std::int64_t kPieceAlignment = 256;
+// Operations from a caller's next to the first for which its mask() or unmask() holds. Three would
+// do for a rank that is left out (roster.cuh). One that is let in hears `completed` of the
+// operation before its first, which those who end that one must know. And two pairs are four
+// operations.
+constexpr layout::Epoch kLead = 4;
 // IPC names whole allocations of the driver; one of this size is never a part of a bigger one.
 constexpr std::int64_t kIpcUnit = std::int64_t{2} << 20;
 
@@ -93,10 +98,9 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     }
     if (plan.options.on_timeout != OnTimeout::kFail || !plan.options.door.empty() ||
         plan.num_ranks != bootstrap->size()) {
-      throw Error(
-          ErrorCode::kUnsupported,
-          "on_timeout mask, door and max_ranks: ranks on GPUs cannot be masked, replaced or "
-          "added yet");
+      throw Error(ErrorCode::kUnsupported,
+                  "on_timeout mask, door and max_ranks: ranks on GPUs cannot be lost in the middle "
+                  "of an operation, replaced or added yet");
     }
     const DeviceScope scope(device_);
     cudaDeviceProp properties{};
@@ -110,11 +114,11 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     own.device = device_;
     own.num_sms = num_sms_;
     own.chosen_blocks = plan.options.num_sms;
-    shared_bytes_ =
-        std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts,
-                                        bootstrap->network() != nullptr),
-                  receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
-                  combine_shared_bytes(plan.num_ranks), stage_shared_bytes(), kLeastSharedBytes});
+    shared_bytes_ = std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts,
+                                                    bootstrap->network() != nullptr),
+                              receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
+                              combine_shared_bytes(plan.num_ranks),
+                              stage_shared_bytes(plan.num_ranks), kLeastSharedBytes});
     if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
       throw Error(ErrorCode::kUnsupported, std::to_string(plan.options.num_experts) +
                                                " experts and " + std::to_string(plan.num_ranks) +
@@ -146,6 +150,13 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
   });
   peers_ = runtime::agree(
       *bootstrap, [&] { return std::make_unique<PeerMemory>(bootstrap, block_, device_, facts); });
+  roster_ = std::make_unique<runtime::Roster>(
+      plan, runtime::Waiter(doorbell_, plan.options.timeout, plan.num_ranks), nullptr,
+      std::make_unique<runtime::Membership>(*bootstrap, plan.num_ranks, plan.options.first_epoch),
+      runtime::RosterEvents{.ring = [this] { stop_if_failed(); },
+                            .forget = [](std::span<const int>) {},
+                            .meet = [](int) { return false; }},
+      runtime::Leads{.mask = kLead, .unmask = kLead});
   runtime::agree(*bootstrap, [&] {
     if (bootstrap->network() != nullptr) {
       relay_ = std::make_unique<Relay>(device_, plan, *bootstrap, block_,
@@ -171,7 +182,8 @@ void CudaBuffer::allocate() {
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
                "cudaEventCreateWithFlags");
   }
-  check_cuda(cudaStreamCreateWithFlags(&reset_stream_, cudaStreamNonBlocking),
+  allocate_staging();
+  check_cuda(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking),
              "cudaStreamCreateWithFlags");
 
   std::byte* const base = own_memory_.get();
@@ -206,11 +218,16 @@ void CudaBuffer::allocate() {
     };
   }
 
-  // Control words of before the first epoch, so that none is taken for a fresh one.
+  // Control words of before the first epoch, so that none is taken for a fresh one. All ranks take
+  // part.
   const layout::Epoch first = plan_.options.first_epoch;
-  const std::vector<layout::Word> control(
+  std::vector<layout::Word> control(
       static_cast<std::size_t>(plan_.block.control_bytes()) / sizeof(layout::Word),
       layout::make_word(first - 1, 0));
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+    control[static_cast<std::size_t>(plan_.block.roster(rank)) / sizeof(layout::Word)] =
+        layout::make_word(first, 0);
+  }
   check_cuda(cudaMemcpy(block_.get(), control.data(), control.size() * sizeof(layout::Word),
                         cudaMemcpyHostToDevice),
              "cudaMemcpy");
@@ -225,6 +242,7 @@ void CudaBuffer::fill_tables() {
   states[0].send.epoch = first;
   states[0].receive.epoch = first;
   for (HalfState& half : states[0].half) half.combine_epoch = first - 1;
+  states[0].recovered = runtime::kFirstGeneration;
   states[1].failed = 1;  // kernels that warm up end at once
   std::memcpy(image.data() + pieces.state, states, sizeof states);
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {

@@ -49,6 +49,7 @@ __device__ void publish(const DispatchParams& p, const DispatchShared& s, layout
   for (int i = static_cast<int>(threadIdx.x); i < per_rank * buffer.num_ranks; i += kNumThreads) {
     const int rank = i / per_rank;
     const int which = i - rank * per_rank;
+    if (s.peers[rank] == nullptr) continue;
     const int beyond = which - buffer.num_experts;
     std::int64_t offset = 0;
     std::uint32_t value = 0;
@@ -69,6 +70,22 @@ __device__ void publish(const DispatchParams& p, const DispatchShared& s, layout
     ptx::store_relaxed(reinterpret_cast<layout::Word*>(s.peers[rank] + offset),
                        layout::make_word(epoch, value));
   }
+}
+
+// What selects experts of ranks that take no part counts for nothing. Returns as strike_absent
+// does. Out of line, and so without the structures of shared memory, which would have to lie in
+// memory themselves.
+__device__ __noinline__ bool forget_absent(const BufferView& buffer, layout::Epoch epoch,
+                                           bool failed, std::byte** peers, std::uint32_t* counts,
+                                           const std::uint32_t* map) {
+  if (!strike_absent(buffer, kOperation, epoch, failed, peers)) return false;
+#pragma unroll 1
+  for (int expert = static_cast<int>(threadIdx.x); expert < buffer.num_experts;
+       expert += kNumThreads) {
+    if (peers[owner_of(map[expert])] == nullptr) counts[expert] = 0;
+  }
+  __syncthreads();
+  return true;
 }
 
 template <typename X>
@@ -93,10 +110,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     s.tables.all[expert] = 0;
     s.tables.base[expert] = 0;
   }
-#pragma unroll 1
-  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
-    s.peers[rank] = buffer.blocks[rank];
-  }
+  list_peers(buffer, s.peers);
+  const std::byte* own = buffer.blocks[buffer.rank];
   const std::uint32_t unit_begin =
       blockIdx.x * p.units_per_block + min(blockIdx.x, p.blocks_with_one_more);
   const std::uint32_t unit_end =
@@ -121,13 +136,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (checks_peers) epoch = ptx::load_relaxed(&state.send.epoch);
   if (thread == 0) own_ticket = take_ticket(state.send);
   ring.prefetch(unit_begin, unit_end);
-  const std::byte* own = buffer.blocks[buffer.rank];
-  bool ok = thread != 32 || ptx::load_relaxed(&state.failed) == 0;
+  const FirstLook first_look(buffer, own);
   layout::Word completed = 0;
-  if (thread < buffer.num_ranks) {
-    completed = ptx::load_relaxed(
-        reinterpret_cast<const layout::Word*>(own + buffer.block.completed(thread)));
-  }
+  if (thread < buffer.num_ranks) completed = load_word(own, buffer.block.completed(thread));
   if (thread == 64) *s.combine_epoch = state.half[p.half].combine_epoch;
   int experts[kBatch];
 #pragma unroll
@@ -138,6 +149,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   stamp(buffer, 1);
 
   // Histogram of this rank's entries: all of them, and those before this block's.
+  bool ok = true;
 #pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
     if (rank < kNumThreads && layout::has_reached(layout::epoch_of(completed), epoch - 2)) continue;
@@ -163,11 +175,13 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     count_entry(i, load_expert(p, i));
   }
   if (thread == 0) *s.start = {epoch, own_ticket};
-  if (__syncthreads_or(static_cast<int>(!ok)) != 0) {
+  const bool special =
+      __syncthreads_or(static_cast<int>(!ok || first_look.is_special(buffer))) != 0;
+  epoch = s.start->epoch;
+  if (special && !forget_absent(buffer, epoch, !ok, s.peers, s.own, s.tables.map)) {
     ring.finish();
     return;
   }
-  epoch = s.start->epoch;
   const std::uint32_t ticket = s.start->ticket;
   const int parity = layout::parity(epoch);
   if (ticket == 0) {
@@ -209,7 +223,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     if (buffer.outbox_memory != nullptr) {
       scan_starts(s.own, 1, buffer.num_experts, s.tables, s.starts);
     }
-    const bool counts_ok = read_counts(p, s.tables, epoch, s.own);
+    const bool counts_ok = read_counts(p, s.tables, epoch, s.peers, s.own);
     if (__syncthreads_or(static_cast<int>(!counts_ok)) != 0) {
       ring.finish();
       return;
@@ -234,8 +248,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       const bool begins_here = token * units_per_row >= unit_begin;  // the row, in this block
       Route route = kNoRoute;
       std::byte* destination = nullptr;
-      if (expert >= 0 && !overflow) {
-        const int owner = owner_of(s.tables.map[expert]);
+      const int owner = expert >= 0 ? owner_of(s.tables.map[expert]) : -1;
+      const bool is_absent = special && owner >= 0 && s.peers[owner] == nullptr;
+      if (owner >= 0 && !is_absent && !overflow) {
         const std::int64_t slot = s.entries[i].slot.slot;
         std::int64_t row = std::int64_t{s.tables.base[expert]} + slot;
         std::int64_t rows_at = 0;
@@ -303,6 +318,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   // all threads of this block.
 #pragma unroll 1
   for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
+    if (s.peers[rank] == nullptr) continue;
     ptx::fence(buffer.across_devices != 0);
     ptx::store_relaxed(
         reinterpret_cast<layout::Word*>(
@@ -321,7 +337,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (ticket == min(1U, gridDim.x - 1)) write_handle_arrays(p, epoch, s.tables, scan, overflow);
   if (*s.flag == 0) return;
   // The next kernel may take its place now if no peer's blocks still look for theirs.
-  if (warp == 0 && all_started(buffer, epoch, own)) ptx::let_next_grid_start();
+  if (warp == 0 && all_started(buffer, epoch, own, s.peers)) ptx::let_next_grid_start();
   ok = wait_for_rows(buffer, epoch, s.tables.num_words);
   // Rule 2 for the combine region that goes with this half: next_combine_buffer hands it out next.
 #pragma unroll 1
@@ -337,7 +353,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     state.half[p.half].has_rows = overflow ? 0 : 1;
     move_on(state, epoch, true, true);
   }
-  publish_completed(buffer, epoch, s.peers);
+  publish_completed(buffer, epoch, s.peers, kNumThreads);
   if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
   stamp(buffer, 8);
 }

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/block_tools.cuh"
 #include "backend/cuda/kernel_params.h"
+#include "backend/cuda/roster.cuh"
 #include "backend/cuda/row_ring.cuh"
 #include "backend/cuda/wait.cuh"
 
@@ -94,12 +95,21 @@ __device__ inline void load_tables(const BufferView& buffer, const RoutingTables
   }
 }
 
-// Waits for header, counts and number of arrival words of every rank; sums the counts into `all`
-// and, of lower ranks, into `base`. Returns false on this thread after a failure. `sent` [E]: this
-// rank's own counts, where rows are to be written by what comes out: those in its memory can be
-// written by peers.
+// Rows that a source has announced for an expert; none if it takes no part.
+__device__ inline std::uint32_t count_of(const BufferView& buffer, const std::byte* own,
+                                         layout::Epoch epoch, int source, int expert) {
+  const layout::Word word =
+      load_word(own, buffer.block.count(layout::parity(epoch), source, expert));
+  return layout::epoch_of(word) == epoch ? layout::value_of(word) : 0;
+}
+
+// Waits for header, counts and number of arrival words of every rank of `peers`; sums the counts
+// into `all` and, of lower ranks, into `base`. Returns false on this thread after a failure. `sent`
+// [E]: this rank's own counts, where rows are to be written by what comes out: those in its memory
+// can be written by peers.
 __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables& tables,
-                                   layout::Epoch epoch, const std::uint32_t* sent) {
+                                   layout::Epoch epoch, std::byte* const* peers,
+                                   const std::uint32_t* sent) {
   const BufferView& buffer = p.buffer;
   const int parity = layout::parity(epoch);
   const int per_rank = buffer.num_experts + 2;
@@ -111,6 +121,10 @@ __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables&
        i += kNumThreads) {
     const int rank = i / per_rank;
     const int which = i - rank * per_rank;
+    if (peers[rank] == nullptr) {
+      if (which == buffer.num_experts) tables.num_words[rank] = 0;
+      continue;
+    }
     const Wait wait{Operation::kDispatch, epoch, Phase::kHeader, rank};
     if (which == buffer.num_experts + 1) {
       int half = 0;
@@ -244,9 +258,7 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
     std::uint64_t lower = 0;
 #pragma unroll 4
     for (int rank = 0; rank < buffer.num_ranks; ++rank) {
-      const auto* word = reinterpret_cast<const layout::Word*>(
-          own + buffer.block.count(layout::parity(epoch), rank, expert));
-      const std::uint64_t count = overflow ? 0 : layout::value_of(ptx::load_relaxed(word));
+      const std::uint64_t count = overflow ? 0 : count_of(buffer, own, epoch, rank, expert);
       const std::int64_t at = std::int64_t{local} * buffer.num_ranks + rank;
       arrays.ranges[at] = static_cast<std::int64_t>((lower << 32) | count);
       if (for_host.ranges != nullptr) for_host.ranges[at] = arrays.ranges[at];
@@ -275,17 +287,6 @@ __device__ inline bool wait_for_rows(const BufferView& buffer, layout::Epoch epo
   }
   ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence before the arrival words
   return ok;
-}
-
-// Ends the receive phase of an operation: peers may overwrite what it read.
-__device__ inline void publish_completed(const BufferView& buffer, layout::Epoch epoch,
-                                         std::byte* const* peers) {
-#pragma unroll 1
-  for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks; rank += kNumThreads) {
-    ptx::store_relaxed(
-        reinterpret_cast<layout::Word*>(peers[rank] + buffer.block.completed(buffer.rank)),
-        layout::make_word(epoch, 0));
-  }
 }
 
 }  // namespace tandem::cuda

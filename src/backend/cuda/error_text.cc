@@ -4,6 +4,7 @@
 
 #include "core/milliseconds.h"
 #include "core/validation.h"
+#include "runtime/failure.h"
 #include "tandem/error.h"
 
 namespace tandem::cuda {
@@ -53,7 +54,9 @@ std::string mismatch_text(const ErrorRecord& record, int self) {
 }
 
 std::string timeout_text(const ErrorRecord& record, int self) {
-  return rank_text(self) + " waited in vain for " + rank_text(record.peer);
+  return rank_text(self) + " waited for " + rank_text(record.peer) + ' ' +
+         std::string(runtime::awaited(record.phase)) + "; " + rank_text(record.peer) +
+         ": it has come to operation " + std::to_string(record.detail);
 }
 
 }  // namespace
@@ -61,7 +64,7 @@ std::string timeout_text(const ErrorRecord& record, int self) {
 bool is_fatal(const ErrorRecord& record) {
   const auto code = static_cast<ErrorCode>(record.code);
   return code == ErrorCode::kTimeout || code == ErrorCode::kMismatch ||
-         code == ErrorCode::kPeerLost;
+         code == ErrorCode::kPeerLost || code == ErrorCode::kMasked;
 }
 
 void throw_error(const ErrorRecord& record, const runtime::BufferPlan& plan,

@@ -26,6 +26,9 @@ bool is_pageable(const void* pointer) {
 void copy_2d_and_wait(void* destination, std::int64_t destination_pitch, const void* source,
                       std::int64_t source_pitch, std::int64_t row_bytes, std::int64_t num_rows,
                       cudaStream_t stream) {
+  // The stream first: a copy engine that is to copy behind an operation would keep copies of other
+  // ranks waiting, which that operation may wait for.
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   if (num_rows == 1 || (destination_pitch == row_bytes && source_pitch == row_bytes)) {
     check_cuda(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(row_bytes * num_rows),
                                cudaMemcpyDefault, stream),

@@ -20,6 +20,6 @@ const void* stage_kernel();    // staged combine: the send phase
 std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts, bool across_hosts);
 std::int64_t receive_shared_bytes(int num_ranks, int num_experts);
 std::int64_t combine_shared_bytes(int num_ranks);
-std::int64_t stage_shared_bytes();
+std::int64_t stage_shared_bytes(int num_ranks);
 
 }  // namespace tandem::cuda

@@ -49,28 +49,23 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     s.tables.all[expert] = 0;
     s.tables.base[expert] = 0;
   }
-  for (int rank = thread; rank < buffer.num_ranks; rank += kNumThreads) {
-    s.peers[rank] = buffer.blocks[rank];
-  }
+  list_peers(buffer, s.peers);
+  const std::byte* own = buffer.blocks[buffer.rank];
   ptx::wait_for_earlier_grids();
+  const FirstLook first_look(buffer, own);
   if (thread == 0) {
     *s.start = {ptx::load_relaxed(&state.receive.epoch), take_ticket(state.receive)};
   }
-  const bool failed_before = thread == 32 && ptx::load_relaxed(&state.failed) != 0;
-  if (__syncthreads_or(static_cast<int>(failed_before)) != 0) return;
+  const bool special = __syncthreads_or(static_cast<int>(first_look.is_special(buffer))) != 0;
   const layout::Epoch epoch = s.start->epoch;
+  if (special && !strike_absent(buffer, kOperation, epoch, false, s.peers)) return;
   const int parity = layout::parity(epoch);
   stamp(buffer, 9);
 
-  bool ok = read_counts(p, s.tables, epoch, nullptr);
+  bool ok = read_counts(p, s.tables, epoch, s.peers, nullptr);
   if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 10);
 
-  const std::byte* own = buffer.blocks[buffer.rank];
-  const auto count_of = [&](int source, int expert) {
-    return layout::value_of(ptx::load_relaxed(
-        reinterpret_cast<const layout::Word*>(own + buffer.block.count(parity, source, expert))));
-  };
   // Rows that do not fit at a receiver, or, because tokens name an expert twice, into a source's
   // part of a landing region: a warp looks at a (source, owner).
   bool overflow = add_starts(p, epoch, s.tables, s.scan);
@@ -83,7 +78,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 #pragma unroll 2
     for (int i = s.tables.first_of_rank[owner] + thread % 32; i < s.tables.first_of_rank[owner + 1];
          i += 32) {
-      rows += count_of(source, s.tables.by_rank[i]);
+      rows += count_of(buffer, own, epoch, source, s.tables.by_rank[i]);
     }
     rows = __reduce_add_sync(0xffffffffU, rows);
     const std::int64_t limit = rows_per_source(p, s.tables, owner);
@@ -138,9 +133,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       const int expert = s.tables.by_rank[first + local];
       std::uint32_t lower = 0;
       for (int rank = 0; rank < source; ++rank) {
-        lower += count_of(rank, expert);
+        lower += count_of(buffer, own, epoch, rank, expert);
       }
-      count = count_of(source, expert);
+      count = count_of(buffer, own, epoch, source, expert);
       const std::int64_t start =
           p.padded != 0 ? local * rows_per_expert : s.scan[first + local] - s.scan[first];
       s.tile.destination[thread] = start + lower;
@@ -195,7 +190,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     state.half[p.half].has_rows = overflow ? 0 : 1;
     move_on(state, epoch, false, true);
   }
-  publish_completed(buffer, epoch, s.peers);
+  publish_completed(buffer, epoch, s.peers, kNumThreads);
   if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
   stamp(buffer, 13);
 }

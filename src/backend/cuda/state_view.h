@@ -33,6 +33,8 @@ struct DeviceState {
   // Not 0: a wait has ended in an error; every other wait ends, and nothing is sent any more.
   alignas(128) std::uint32_t failed = 0;
   std::uint32_t record_taken = 0;
+  std::uint32_t recovered = 0;  // number of the view since which all is well: stop words before it
+                                // say nothing
   // For peers on other hosts: blocks of a dispatch that have written their rows; requests so far.
   alignas(128) std::uint32_t written = 0;
   std::uint64_t requests = 0;
@@ -59,7 +61,7 @@ struct ErrorRecord {
   std::int64_t expected = 0;
   std::int64_t seen = 0;
   std::int64_t detail = 0;  // position of a wrong index; number of the argument that differs;
-                            // which limit is exceeded
+                            // which limit is exceeded; operation that a missing peer has come to
   std::uint64_t waited_ns = 0;
 };
 

@@ -42,6 +42,20 @@ static __device__ __noinline__ void report(const BufferView& buffer, Operation o
   if (fatal) atomicExch(&state.failed, 1U);
 }
 
+__device__ __forceinline__ layout::Word load_word(const std::byte* own, std::int64_t offset) {
+  return ptx::load_relaxed(reinterpret_cast<const layout::Word*>(own + offset));
+}
+
+// Have operations failed, here or elsewhere, so that nothing may be sent and nobody be waited for?
+// Peers' hosts write the stop word; one of before the last recovery may come late.
+__device__ __forceinline__ bool is_halted(const BufferView& buffer, const std::byte* own) {
+  const DeviceState& state = *buffer.state;
+  const layout::Word stop = load_word(own, buffer.block.stop());
+  return ptx::load_relaxed(&state.failed) != 0 ||
+         (layout::value_of(stop) != 0 &&
+          !layout::has_reached(state.recovered, layout::epoch_of(stop)));
+}
+
 // What a wait is for, and what an error of it says.
 struct Wait {
   Operation operation;
@@ -49,6 +63,12 @@ struct Wait {
   Phase phase;
   int peer;
 };
+
+__device__ __forceinline__ std::uint32_t pack(const Wait& wait) {
+  return static_cast<std::uint32_t>(wait.operation) |
+         (static_cast<std::uint32_t>(wait.phase) << 8) |
+         (static_cast<std::uint32_t>(wait.peer) << 16);
+}
 
 // When is a word the one that is waited for?
 enum class Until : std::uint8_t {
@@ -61,6 +81,17 @@ __device__ __forceinline__ bool is_ready(layout::Word word, layout::Epoch wanted
                                 : layout::has_reached(layout::epoch_of(word), wanted);
 }
 
+// The last operation that a peer is known here to have begun or completed.
+static __device__ __noinline__ layout::Epoch last_seen_of(const BufferView& buffer,
+                                                          const std::byte* own, int peer) {
+  layout::Epoch last = layout::epoch_of(load_word(own, buffer.block.completed(peer)));
+  for (int parity = 0; parity < 2; ++parity) {
+    const layout::Epoch begun = layout::epoch_of(load_word(own, buffer.block.header(parity, peer)));
+    if (layout::has_reached(begun, last)) last = begun;
+  }
+  return last;
+}
+
 // A wait that takes longer: looks at the clock now and then. `packed`: operation, phase, peer. Out
 // of line and with few arguments, so that the waits themselves stay small. Returns 0, a word that
 // nobody waits for, if the wait failed.
@@ -71,11 +102,12 @@ static __device__ __noinline__ layout::Word wait_slowly(const BufferView& buffer
                                                         bool* failed) {
   constexpr std::uint32_t kPollsPerClockRead = 1024;
   const std::uint64_t start = ptx::now_ns();
+  const std::byte* own = buffer.blocks[buffer.rank];
   for (std::uint32_t polls = 1;; ++polls) {
     const layout::Word word = ptx::load_relaxed(address);
     if (is_ready(word, wanted, until)) return word;
     if (polls % kPollsPerClockRead != 0) continue;
-    *failed = ptx::load_relaxed(&buffer.state->failed) != 0;
+    *failed = is_halted(buffer, own);
     if (*failed) return 0;
     const auto peer = static_cast<int>(packed >> 16);
     // Looked at before the word: what the peer sent came before.
@@ -95,8 +127,8 @@ static __device__ __noinline__ layout::Word wait_slowly(const BufferView& buffer
     if (waited <= buffer.timeout_ns) continue;
     report(buffer, static_cast<Operation>(packed & 0xffU), epoch,
            {ErrorCode::kTimeout, static_cast<Phase>((packed >> 8) & 0xffU), peer,
-            static_cast<std::int64_t>(wanted), static_cast<std::int64_t>(layout::epoch_of(word)), 0,
-            waited},
+            static_cast<std::int64_t>(wanted), static_cast<std::int64_t>(layout::epoch_of(word)),
+            last_seen_of(buffer, own, peer), waited},
            true);
     *failed = true;
     return 0;
@@ -119,11 +151,7 @@ __device__ __forceinline__ bool wait_for(const BufferView& buffer, const Wait& w
     }
   }
   bool failed = false;
-  *word = wait_slowly(buffer, source, wanted, until,
-                      static_cast<std::uint32_t>(wait.operation) |
-                          (static_cast<std::uint32_t>(wait.phase) << 8) |
-                          (static_cast<std::uint32_t>(wait.peer) << 16),
-                      wait.epoch, &failed);
+  *word = wait_slowly(buffer, source, wanted, until, pack(wait), wait.epoch, &failed);
   return !failed;
 }
 
@@ -134,12 +162,25 @@ __device__ __forceinline__ bool wait_for_epoch(const BufferView& buffer, const W
   return wait_for(buffer, wait, own + offset, wait.epoch, Until::kEqual, word);
 }
 
-// Rules 1 and 2: the peer has completed the operation of `wanted`.
+static __device__ __noinline__ bool wait_for_late_completed(const BufferView& buffer,
+                                                            std::uint32_t packed,
+                                                            layout::Epoch epoch,
+                                                            layout::Epoch wanted) {
+  const auto peer = static_cast<int>(packed >> 16);
+  const std::byte* own = buffer.blocks[buffer.rank];
+  if (!layout::takes_part(load_word(own, buffer.block.roster(peer)), wanted)) return true;
+  bool failed = false;
+  wait_slowly(buffer, reinterpret_cast<const layout::Word*>(own + buffer.block.completed(peer)),
+              wanted, Until::kReached, packed, epoch, &failed);
+  return !failed;
+}
+
+// Rules 1 and 2: the peer has completed the operation of `wanted`, if it took part in it.
 __device__ __forceinline__ bool wait_for_completed(const BufferView& buffer, const Wait& wait,
                                                    const std::byte* own, layout::Epoch wanted) {
-  layout::Word word;
-  return wait_for(buffer, wait, own + buffer.block.completed(wait.peer), wanted, Until::kReached,
-                  &word);
+  const layout::Word word = load_word(own, buffer.block.completed(wait.peer));
+  return is_ready(word, wanted, Until::kReached) ||
+         wait_for_late_completed(buffer, pack(wait), wait.epoch, wanted);
 }
 
 // Reports what differs between a peer's header and what this rank calls.

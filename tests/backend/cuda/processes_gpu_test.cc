@@ -68,5 +68,46 @@ TEST_F(CudaProcesses, StalledProcessIsNamedAndLifeGoesOn) {
   });
 }
 
+// A process that is killed in the middle of operations: the others learn whom they miss, go on
+// without it after recover(), and stay right.
+TEST_F(CudaProcesses, KilledProcessIsLeftBehind) {
+  const Shape shape{.num_ranks = 3,
+                    .num_experts = 6,
+                    .hidden = 512,
+                    .topk = 4,
+                    .max_tokens = 16,
+                    .routing = Routing::kFull};
+  const Scenario all = make_scenario(shape);
+  const Scenario rest = without(all, {1});
+  run_ranks(3,
+            [&](Rank& rank) {
+              rank.run_freely();
+              BufferOptions options = options_for(shape);
+              options.timeout = 2s;
+              Buffer buffer(rank.communicator(), options);
+              Exchange exchange(rank, all, buffer);
+              exchange.run(buffer);
+              if (rank.index() == 1) {
+                exchange.dispatch(buffer);
+                rank.die();
+              }
+              const ErrorInfo info = rank.expect_error(ErrorCode::kTimeout, {"rank 1"}, [&] {
+                for (int pair = 0; pair < 2; ++pair) {
+                  exchange.dispatch(buffer);
+                  rank.settle(buffer);
+                  exchange.provide_outputs(buffer);
+                  exchange.combine(buffer);
+                  rank.settle(buffer);
+                }
+              });
+              rank.expect_equal(info.peer, 1, "culprit");
+              const std::vector<bool> active = buffer.recover();
+              rank.expect(active[0] && !active[1] && active[2], "who is active");
+              Exchange remaining(rank, rest, buffer);
+              for (int pair = 0; pair < 3; ++pair) remaining.run(buffer);
+            },
+            {.may_die = {1}});
+}
+
 }  // namespace
 }  // namespace tandem::test

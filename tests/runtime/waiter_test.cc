@@ -1,5 +1,5 @@
 // Waiting between threads: what is published is seen, sleepers are woken, the limit holds.
-#include "backend/cpu/waiter.h"
+#include "runtime/waiter.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-namespace tandem::cpu {
+namespace tandem::runtime {
 namespace {
 
 using namespace std::chrono_literals;
@@ -84,4 +84,4 @@ TEST(Ring, CountsOnlyWhereSomebodySleeps) {
 }
 
 }  // namespace
-}  // namespace tandem::cpu
+}  // namespace tandem::runtime

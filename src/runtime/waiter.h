@@ -14,7 +14,7 @@
 
 #include "layout/block.h"
 
-namespace tandem::cpu {
+namespace tandem::runtime {
 
 // What ranks that are processes share may not hide a lock, of this process alone.
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
@@ -114,4 +114,4 @@ class Waiter {
   int num_spins_;
 };
 
-}  // namespace tandem::cpu
+}  // namespace tandem::runtime

@@ -1,4 +1,4 @@
-#include "backend/cpu/waiter.h"
+#include "runtime/waiter.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -9,7 +9,7 @@
 #include <climits>
 #include <ctime>
 
-namespace tandem::cpu {
+namespace tandem::runtime {
 namespace {
 
 // About 50 us of pauses: longer than a round trip between two cores, shorter than a time slice.
@@ -57,4 +57,4 @@ void Waiter::sleep(std::uint32_t rings, std::chrono::steady_clock::time_point st
   cancel_sleep();
 }
 
-}  // namespace tandem::cpu
+}  // namespace tandem::runtime

@@ -1,63 +1,74 @@
-// What a caller asks for between operations: ranks masked and let in again, and a new start after
-// operations have failed.
+// Roster: what a caller asks for between operations: ranks masked and let in again, and a new start
+// after operations have failed.
 #include <algorithm>
 
-#include "backend/cpu/peers.h"
+#include "runtime/roster.h"
 #include "tandem/error.h"
 
-namespace tandem::cpu {
+namespace tandem::runtime {
+namespace {
 
-using layout::Status;
+// Operations: whoever is left behind takes part no more, whichever it has come to. Ranks are two
+// apart at most.
+constexpr Epoch kLongAgo = 8;
 
-void Peers::mask(int rank, const Context& next) {
+}  // namespace
+
+bool Roster::mask(int rank, const Context& next) {
   if (rank == rank_) {
     throw Error(ErrorCode::kInvalidArgument,
                 "rank " + std::to_string(rank) + " cannot mask itself; destroy its buffer instead");
   }
+  bool decided = false;
   for (update(next); is_active_[rank]; update(next)) {
-    runtime::View view = membership_->view();
+    View view = membership_->view();
     view.active[rank] = false;
-    view.cause = runtime::Failure{.info = {.code = ErrorCode::kMasked, .peer = rank},
-                                  .message = "rank " + std::to_string(rank_) + " has called mask(" +
-                                             std::to_string(rank) + ")"};
-    static_cast<void>(propose(std::move(view)));
+    view.from[rank] = next.epoch + leads_.mask;
+    view.cause = Failure{.info = {.code = ErrorCode::kMasked, .peer = rank},
+                         .message = "rank " + std::to_string(rank_) + " has called mask(" +
+                                    std::to_string(rank) + ")"};
+    decided = propose(std::move(view));
   }
+  return decided;
 }
 
-void Peers::unmask(int rank, const Context& next) {
+bool Roster::unmask(int rank, const Context& next) {
+  bool decided = false;
   for (update(next); !is_active_[rank]; update(next)) {
-    const Word knocks = membership_->ask(rank, Status::kKnocks);
-    if (knocks == 0 || membership_->is_gone(rank)) {
+    if (!waits(rank)) {
       throw Error(
           ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
           "rank " + std::to_string(rank) + " does not wait to be let in: it calls recover() first");
     }
-    runtime::View view = membership_->view();
+    View view = membership_->view();
     view.active[rank] = true;
     // Peers may have begun the operation after the next, but not the one behind that, which this
     // rank would have to be done with the next one for. By then all see this view. And beyond what
     // the rank itself has sent.
-    const Epoch theirs = layout::value_of(knocks) + 1;
-    view.from[rank] = layout::has_reached(theirs, next.epoch + 2) ? theirs : next.epoch + 2;
+    const Epoch theirs = layout::value_of(membership_->ask(rank, Status::kKnocks)) + 1;
+    const Epoch ours = next.epoch + leads_.unmask;
+    view.from[rank] = layout::has_reached(theirs, ours) ? theirs : ours;
     view.cause.reset();
-    static_cast<void>(propose(std::move(view)));
+    decided = propose(std::move(view));
   }
+  return decided;
 }
 
-std::vector<int> Peers::waiting() const {
+bool Roster::waits(int rank) const {
+  return membership_->ask(rank, Status::kKnocks) != 0 && !membership_->is_gone(rank);
+}
+
+std::vector<int> Roster::waiting() const {
   // As it is now, whatever this rank has noticed: who polls may have nothing else to do.
-  const runtime::View view = membership_->newest();
+  const View view = membership_->newest();
   std::vector<int> ranks;
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    if (!view.active[rank] && membership_->ask(rank, Status::kKnocks) != 0 &&
-        !membership_->is_gone(rank)) {
-      ranks.push_back(rank);
-    }
+    if (!view.active[rank] && waits(rank)) ranks.push_back(rank);
   }
   return ranks;
 }
 
-Epoch Peers::take_over() {
+Epoch Roster::take_over() {
   while (membership_->view().active[rank_]) {
     const auto waited = waiter_.wait([&] { return membership_->changed(); });
     if (waited) {
@@ -77,15 +88,16 @@ Epoch Peers::take_over() {
   is_active_ = membership_->view().active;
   list_active();
   std::fill(incarnations_.begin(), incarnations_.end(), 0);  // nobody's block is mapped yet
-  const Epoch near =
-      active_.empty() ? newest_ : layout::epoch_of(membership_->ask(active_.front(), Status::kAt));
+  const Epoch near = active_.empty()
+                         ? first_epoch_ - 1
+                         : layout::epoch_of(membership_->ask(active_.front(), Status::kAt));
   membership_->tell_no_operation(near - 1);  // it will be let in for a later one
   return near;
 }
 
 // These have boards of their own, on which this rank says nothing. All have seen all epochs when
 // they go on to their own board, so that all boards come to the same one.
-Epoch Peers::meet_other_hosts(Epoch next) {
+Epoch Roster::meet_other_hosts(Epoch next) {
   remote_->come_to_recover(next, membership_->newest().cause);
   const auto missing = [&](int rank) {
     return is_elsewhere(rank) && !remote_->has_come_to_recover(rank);
@@ -117,7 +129,7 @@ Epoch Peers::meet_other_hosts(Epoch next) {
   return newest;
 }
 
-void Peers::fail_to_recover(int missing, std::chrono::nanoseconds waited) const {
+void Roster::fail_to_recover(int missing, std::chrono::nanoseconds waited) const {
   const std::optional<std::string> why = gone(missing);
   throw Error(ErrorInfo{.code = why ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
                         .phase = Phase::kMembership,
@@ -128,14 +140,16 @@ void Peers::fail_to_recover(int missing, std::chrono::nanoseconds waited) const 
                   "; ranks on several hosts cannot go on without one yet");
 }
 
-Epoch Peers::recover(Epoch next) {
+Roster::Start Roster::recover(Epoch next) {
   if (remote_ != nullptr) next = meet_other_hosts(next);
   const Context context{.operation = Operation::kNone, .epoch = next};
+  bool knocked = false;
   for (;;) {
     while (membership_->changed()) adopt(membership_->newest(), context);
-    const runtime::View& view = membership_->view();
+    const View& view = membership_->view();
 
     if (!is_active_[rank_]) {
+      knocked = true;
       seam().pass(Point::kKnocking);
       membership_->tell(Status::kKnocks, layout::make_word(1, next));
       seam().pass(Point::kKnocked);
@@ -155,10 +169,10 @@ Epoch Peers::recover(Epoch next) {
       membership_->tell(Status::kKnocks, 0);
       if (remote_ != nullptr) remote_->recovered();
       seam().pass(Point::kBack);
-      return view.from[rank_];
+      return {.view = view, .let_in = knocked};
     }
     if (view.round == 0) {
-      runtime::View first = view;
+      View first = view;
       first.round = first.generation + 1;
       first.cause.reset();
       static_cast<void>(propose(std::move(first)));
@@ -166,6 +180,7 @@ Epoch Peers::recover(Epoch next) {
     }
 
     const std::uint32_t round = view.round;
+    knocked = false;
     seam().pass(Point::kMeeting);
     membership_->tell(Status::kRecovering, layout::make_word(round, next));
     seam().pass(Point::kMet);
@@ -186,13 +201,14 @@ Epoch Peers::recover(Epoch next) {
                      });
     if (membership_->changed()) continue;
 
-    runtime::View after = view;
+    View after = view;
     if (waited && !all_have_come()) {
       // Whoever is gone, or has not come in time, is left behind.
       for (const int rank : active_) {
         if (has_come(rank) || (*waited < waiter_.limit() && !membership_->is_gone(rank))) continue;
         if (remote_ != nullptr) fail_to_recover(rank, *waited);
         after.active[rank] = false;
+        after.from[rank] = next - kLongAgo;
       }
       static_cast<void>(propose(std::move(after)));
       continue;
@@ -215,4 +231,4 @@ Epoch Peers::recover(Epoch next) {
   }
 }
 
-}  // namespace tandem::cpu
+}  // namespace tandem::runtime

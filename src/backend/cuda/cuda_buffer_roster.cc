@@ -1,0 +1,277 @@
+// Who takes part, on GPUs: errors are told to all, ranks are masked and let in, and start anew
+// after a failure. The Roster decides on the host; what kernels go by, the roster and stop words in
+// every rank's block, is written here by copies on a stream of their own (docs/failures.md).
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "backend/cuda/cuda_buffer.h"
+#include "backend/cuda/cuda_check.h"
+#include "backend/cuda/error_text.h"
+#include "tandem/error.h"
+
+namespace tandem::cuda {
+
+using runtime::Context;
+
+// Copies to and from the device go through here; it is pinned.
+struct CudaBuffer::Staging {
+  DeviceState state;
+  layout::Word words[kMaxRanks];
+};
+
+void CudaBuffer::allocate_staging() {
+  staging_memory_ = allocate_mapped_host(device_, sizeof(Staging));
+  staging_ = new (staging_memory_.get()) Staging();
+}
+
+void CudaBuffer::copy_words(std::byte* to, const void* from, std::int64_t size_bytes) {
+  check_cuda(cudaMemcpyAsync(to, from, static_cast<std::size_t>(size_bytes), cudaMemcpyHostToDevice,
+                             side_stream_),
+             "cudaMemcpyAsync");
+}
+
+void CudaBuffer::finish_copies() {
+  check_cuda(cudaStreamSynchronize(side_stream_), "cudaStreamSynchronize");
+}
+
+// Waits for the last call's operations; those of a replay are the caller's to wait for.
+const DeviceState& CudaBuffer::read_state() {
+  if (last_event_ != nullptr && !last_was_captured_) {
+    // Not by the side stream: a copy engine that is to copy behind an operation would keep copies
+    // of other ranks waiting, which that operation may wait for.
+    check_cuda(cudaEventSynchronize(last_event_), "cudaEventSynchronize");
+  }
+  check_cuda(cudaMemcpyAsync(&staging_->state, view_.state, sizeof(DeviceState),
+                             cudaMemcpyDeviceToHost, side_stream_),
+             "cudaMemcpyAsync");
+  finish_copies();
+  return staging_->state;
+}
+
+std::vector<layout::Word> CudaBuffer::read_roster() {
+  const auto num_ranks = static_cast<std::size_t>(plan_.num_ranks);
+  check_cuda(
+      cudaMemcpyAsync(staging_->words, own_block() + plan_.block.roster(0),
+                      num_ranks * sizeof(layout::Word), cudaMemcpyDeviceToHost, side_stream_),
+      "cudaMemcpyAsync");
+  finish_copies();
+  return {staging_->words, staging_->words + num_ranks};
+}
+
+// A rank's roster word by the view at hand, for whoever has not heard of the last change yet.
+layout::Word CudaBuffer::pending_word(int rank) const {
+  const runtime::View& view = roster_->view();
+  return layout::make_word(
+      view.from[rank], layout::kRosterPending | (view.active[rank] ? 0 : layout::kRosterMasked));
+}
+
+// Roster words of all ranks. This rank's kernels know which changes are so old that epochs tell
+// nothing any more.
+void CudaBuffer::write_roster(const Context& next) {
+  roster_->write_view(next, [this] {
+    const std::vector<layout::Word> known = read_roster();
+    for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+      const layout::Word word = pending_word(rank);
+      staging_->words[rank] = known[rank] == layout::settled(word) ? known[rank] : word;
+    }
+    for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+      copy_words(peers_->block(rank) + plan_.block.roster(0), staging_->words,
+                 plan_.num_ranks * std::int64_t{sizeof(layout::Word)});
+    }
+    finish_copies();
+  });
+}
+
+// Ends the kernels of all ranks that wait, and those that are queued behind, if the newest view
+// says that operations cannot go on.
+void CudaBuffer::stop_if_failed() {
+  const std::uint32_t round = roster_->round();
+  if (round == 0) return;
+  const DeviceScope scope(device_);
+  staging_->words[0] = layout::make_word(round, 1);
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+    if (peers_->block(rank) == nullptr) continue;  // on another host: the relay tells it
+    copy_words(peers_->block(rank) + plan_.block.stop(), staging_->words, sizeof(layout::Word));
+  }
+  finish_copies();
+}
+
+std::optional<ErrorRecord> CudaBuffer::take_record() {
+  std::atomic_ref written(record_->written);
+  if (written.load(std::memory_order_acquire) == 0) return {};
+  const std::lock_guard lock(record_mutex_);
+  const ErrorRecord record = *record_;
+  if (!is_fatal(record)) {
+    // The buffer stays usable: the next error may be recorded.
+    written.store(0, std::memory_order_release);
+    check_cuda(cudaMemsetAsync(&view_.state->record_taken, 0, sizeof(std::uint32_t), side_stream_),
+               "cudaMemsetAsync");
+  }
+  return record;
+}
+
+void CudaBuffer::check(runtime::Stage stage) {
+  const Context context;
+  bool found_out = false;  // by its own kernels that it is masked
+  if (const std::optional<ErrorRecord> record = take_record()) {
+    found_out = static_cast<ErrorCode>(record->code) == ErrorCode::kMasked;
+    try {
+      if (!found_out) throw_record(*record);
+    } catch (const Error& error) {
+      if (!is_fatal(*record)) throw;
+      roster_->fail(error);
+      roster_->look(context);
+      roster_->require_sound(context);  // the same error on all ranks
+      throw;
+    }
+  } else if (relay_) {
+    relay_->check();
+  }
+  roster_->look(context);
+  roster_->require_sound(context);
+  if (roster_->is_active(plan_.rank)) return;
+  const DeviceScope scope(device_);
+  const DeviceState& state = read_state();
+  const layout::Epoch next = runtime::sends(stage) ? state.send.epoch : state.receive.epoch;
+  if (found_out || layout::has_reached(next, roster_->view().from[plan_.rank])) {
+    roster_->require_active(context);
+  }
+}
+
+void CudaBuffer::throw_record(const ErrorRecord& record) const {
+  const bool is_lost = static_cast<ErrorCode>(record.code) == ErrorCode::kPeerLost;
+  throw_error(record, plan_, is_lost ? relay_->why_lost(record.peer) : "");
+}
+
+// What this rank's kernels have failed with, if that is for good: for the peers on other hosts.
+std::optional<runtime::Failure> CudaBuffer::fatal_failure() const {
+  if (std::atomic_ref(record_->written).load(std::memory_order_acquire) == 0) return {};
+  const std::lock_guard lock(record_mutex_);
+  const ErrorRecord record = *record_;
+  if (record.written == 0 || !is_fatal(record)) return {};
+  try {
+    throw_record(record);
+  } catch (const Error& error) {
+    return runtime::Failure{.info = error.info(), .message = error.message()};
+  }
+}
+
+// A roster word tells of one change: not of the next before all are past it.
+void CudaBuffer::require_settled(int rank, layout::Epoch next) {
+  const layout::Word known = read_roster()[rank];
+  const layout::Word pending = pending_word(rank);
+  if ((known == pending || known == layout::settled(pending)) && layout::has_settled(known, next)) {
+    return;
+  }
+  const runtime::View& view = roster_->view();
+  throw Error(ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
+              "rank " + std::to_string(rank) + (view.active[rank] ? " is let in" : " is left out") +
+                  " from operation " + std::to_string(view.from[rank]) +
+                  " on, and that may be changed two operations later");
+}
+
+void CudaBuffer::refuse_across_hosts() const {
+  if (!relay_) return;
+  throw Error(ErrorCode::kUnsupported,
+              "ranks on GPUs of several hosts cannot be masked or recovered yet");
+}
+
+void CudaBuffer::mask(int rank) {
+  refuse_across_hosts();
+  check();
+  const DeviceScope scope(device_);
+  const Context next{.operation = Operation::kNone, .epoch = read_state().send.epoch};
+  if (rank != plan_.rank && roster_->is_active(rank)) require_settled(rank, next.epoch);
+  if (roster_->mask(rank, next)) write_roster(next);
+}
+
+void CudaBuffer::unmask(int rank) {
+  refuse_across_hosts();
+  check();
+  const DeviceScope scope(device_);
+  const Context next{.operation = Operation::kNone, .epoch = read_state().send.epoch};
+  if (!roster_->is_active(rank) && roster_->waits(rank)) require_settled(rank, next.epoch);
+  if (roster_->unmask(rank, next)) write_roster(next);
+}
+
+void CudaBuffer::recover() {
+  refuse_across_hosts();
+  const DeviceScope scope(device_);
+  staging_->words[0] = 1;
+  copy_words(reinterpret_cast<std::byte*>(&view_.state->failed), staging_->words,
+             sizeof view_.state->failed);
+  finish_copies();
+  // The operation that failed has taken its epoch, but has not moved on.
+  const runtime::Roster::Start start = roster_->recover(read_state().send.epoch + 1);
+  const layout::Epoch epoch = start.view.from[plan_.rank];
+  const Context first{.operation = Operation::kNone, .epoch = epoch};
+  if (start.let_in) {
+    await_roster(first);
+  } else {
+    start_together(first, start.view);
+  }
+  DeviceState state;
+  state.send.epoch = epoch;
+  state.receive.epoch = epoch;
+  for (HalfState& half : state.half) half.combine_epoch = epoch - 1;
+  state.recovered = start.view.generation;
+  staging_->state = state;
+  copy_words(reinterpret_cast<std::byte*>(view_.state), &staging_->state, sizeof state);
+  staging_->words[0] = 0;
+  copy_words(own_block() + plan_.block.stop(), staging_->words, sizeof(layout::Word));
+  finish_copies();
+  const std::lock_guard lock(record_mutex_);
+  *record_ = ErrorRecord();
+}
+
+// Whoever has let this rank in writes all roster words into its block.
+void CudaBuffer::await_roster(const Context& first) {
+  const auto here = [&] { return read_roster()[plan_.rank] == pending_word(plan_.rank); };
+  roster_->await(here, first);
+  roster_->write_view(first, [] {});  // all of them, once nobody writes
+}
+
+// No kernel of any rank that takes part is at work, and peers write nothing here before this rank
+// takes part in what follows, but for roster words of a later view.
+void CudaBuffer::start_together(const Context& first, const runtime::View& then) {
+  const std::int64_t size_bytes = plan_.num_ranks * std::int64_t{sizeof(layout::Word)};
+  std::fill_n(staging_->words, plan_.num_ranks, layout::make_word(first.epoch - 1, 0));
+  copy_words(own_block() + plan_.block.completed(0), staging_->words, size_bytes);
+  finish_copies();
+  roster_->write_view(first, [&] {
+    for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+      const runtime::View& now = roster_->view();
+      const bool stays = now.active[rank] == then.active[rank] && now.from[rank] == then.from[rank];
+      const layout::Word word = pending_word(rank);
+      staging_->words[rank] = stays ? layout::settled(word) : word;
+    }
+    copy_words(own_block() + plan_.block.roster(0), staging_->words, size_bytes);
+    finish_copies();
+  });
+}
+
+std::vector<bool> CudaBuffer::active() const {
+  std::vector<bool> active(plan_.num_ranks);
+  for (const int rank : roster_->active()) active[rank] = true;
+  return active;
+}
+
+std::vector<bool> CudaBuffer::participants_of(const runtime::DispatchCall& dispatch,
+                                              std::vector<bool> noted) {
+  roster_->look({});
+  if (roster_->view().generation == runtime::kFirstGeneration) return noted;
+  const DeviceScope scope(device_);
+  const HalfState half = read_state().half[dispatch.half];
+  if (half.dispatch_id != dispatch.id) return noted;
+  const bool combined = layout::has_reached(half.combine_epoch, half.dispatch_epoch);
+  const layout::Epoch epoch = combined ? half.combine_epoch : half.dispatch_epoch;
+  const std::vector<layout::Word> words = read_roster();
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+    noted[rank] = layout::takes_part(words[rank], epoch);
+  }
+  return noted;
+}
+
+}  // namespace tandem::cuda

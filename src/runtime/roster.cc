@@ -1,0 +1,208 @@
+#include "runtime/roster.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tandem/error.h"
+
+namespace tandem::runtime {
+
+Roster::Roster(const BufferPlan& plan, Waiter waiter, RemotePeers* remote,
+               std::unique_ptr<Membership> membership, RosterEvents events, Leads leads)
+    : rank_(plan.rank),
+      num_ranks_(plan.num_ranks),
+      waiter_(waiter),
+      remote_(remote),
+      membership_(std::move(membership)),
+      events_(std::move(events)),
+      is_active_(membership_->view().active),
+      is_new_(plan.num_ranks),
+      leads_(leads),
+      incarnations_(plan.num_ranks),
+      first_epoch_(plan.options.first_epoch) {
+  active_.reserve(plan.num_ranks);
+  list_active();
+  for (const int rank : active_) incarnations_[rank] = 1;  // mapped when the buffer was made
+  seam().set(plan.faults);
+}
+
+void Roster::list_active() {
+  active_.clear();
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (is_active_[rank]) active_.push_back(rank);
+  }
+  any_new_ = std::find(is_new_.begin(), is_new_.end(), true) != is_new_.end();
+}
+
+std::optional<std::string> Roster::gone(int rank) const {
+  if (remote_ != nullptr) {
+    if (auto why = remote_->lost(rank)) return why;
+  }
+  if (membership_->is_gone(rank)) return "has ended";
+  return {};
+}
+
+bool Roster::look(const Context& context) {
+  if (remote_ != nullptr && remote_->failed() && membership_->view().round == 0) {
+    propose_failure(remote_->failure());
+  }
+  const bool changed = membership_->changed();
+  while (membership_->changed()) adopt(membership_->newest(), context);
+  return changed;
+}
+
+void Roster::require_active(const Context& context) const {
+  const View& view = membership_->view();
+  if (view.active[rank_]) return;
+  const std::string why = view.cause ? ": " + view.cause->message : "";
+  throw Error(ErrorInfo{.code = ErrorCode::kMasked,
+                        .operation = context.operation,
+                        .epoch = context.epoch,
+                        .peer = view.proposer},
+              "rank " + std::to_string(rank_) +
+                  " has been masked and takes part no more until it recovers" + why);
+}
+
+void Roster::require_sound(const Context& context) const {
+  const View& view = membership_->view();
+  if (view.round == 0) return;
+  if (view.cause) view.cause->raise();
+  throw Error(ErrorInfo{.code = ErrorCode::kFailedBuffer,
+                        .operation = context.operation,
+                        .epoch = context.epoch,
+                        .peer = view.proposer},
+              "rank " + std::to_string(view.proposer) + " has called recover()");
+}
+
+bool Roster::update(const Context& context) {
+  const bool changed = look(context);
+  require_active(context);
+  require_sound(context);
+  return changed;
+}
+
+void Roster::adopt(View view, const Context& context) {
+  const View& known = membership_->view();
+  std::vector<int> lost;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const bool stays =
+        known.active[rank] && view.active[rank] && view.from[rank] == known.from[rank];
+    if (stays) continue;
+    if (is_active_[rank]) lost.push_back(rank);
+    is_active_[rank] = view.active[rank];
+    is_new_[rank] = view.active[rank];
+  }
+  membership_->adopt(std::move(view));
+  list_active();
+  if (!is_active_[rank_]) return;
+  for (const int rank : lost) await_silence(rank, context);
+  events_.forget(lost);
+  meet_new();
+}
+
+// Maps the blocks of processes that have taken a rank's place. One that has gone again is masked.
+void Roster::meet_new() {
+  std::vector<int> gone;
+  for (const int rank : active_) {
+    const Word incarnation = membership_->ask(rank, Status::kIncarnation);
+    // 0: a rank of another host, which says nothing on this board.
+    if (rank == rank_ || incarnation == 0 || incarnation == incarnations_[rank]) continue;
+    if (events_.meet(rank)) {
+      incarnations_[rank] = incarnation;
+    } else {
+      gone.push_back(rank);
+    }
+  }
+  if (gone.empty()) return;
+  mask(gone, {.info = {.code = ErrorCode::kPeerLost, .phase = Phase::kMembership, .peer = gone[0]},
+              .message = list_ranks(gone) + " went away while being let in"});
+}
+
+// A rank that was stopped while it wrote may go on writing when it wakes up, wherever this
+// operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve
+// another.
+void Roster::await_silence(int rank, const Context& context) {
+  if (!membership_->may_be_writing(rank)) return;
+  const auto waited = waiter_.wait([&] { return !membership_->may_be_writing(rank); });
+  if (!waited) return;
+  throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                        .operation = context.operation,
+                        .epoch = context.epoch,
+                        .phase = Phase::kMembership,
+                        .peer = rank,
+                        .waited = *waited,
+                        .limit = waiter_.limit()},
+              "rank " + std::to_string(rank) +
+                  " stopped in the middle of writing into the memory of others: as long as its "
+                  "process lives, what it may still write to cannot be used again");
+}
+
+bool Roster::propose(View next) {
+  const bool won = membership_->propose(std::move(next));
+  seam().pass(Point::kDecided);
+  events_.ring();
+  return won;
+}
+
+void Roster::mask(std::span<const int> ranks, const Failure& cause) {
+  View next = membership_->view();
+  for (const int rank : ranks) next.active[rank] = false;
+  next.cause = cause;
+  static_cast<void>(propose(std::move(next)));  // whoever wins, the next look at the board tells
+}
+
+void Roster::fail(const Error& error) {
+  const View& view = membership_->view();
+  if (view.round != 0 || !view.active[rank_]) return;  // it has been told
+  const Failure cause{.info = error.info(), .message = error.message()};
+  propose_failure(cause);
+  if (remote_ != nullptr) remote_->send_failure(cause);
+}
+
+void Roster::propose_failure(const Failure& cause) {
+  View next = membership_->view();
+  next.round = next.generation + 1;
+  next.cause = cause;
+  static_cast<void>(propose(std::move(next)));
+}
+
+// The flag comes before the look at the decision, and who has a view decided looks at the flags
+// afterwards: whoever would write by the view before has either seen that there is a newer one, or
+// is waited for.
+void Roster::write_view(const Context& context, const std::function<void()>& write) {
+  do {
+    look(context);
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (rank != rank_) await_silence(rank, context);
+    }
+  } while (!membership_->begin_writing());
+  try {
+    write();
+  } catch (...) {
+    membership_->end_writing();
+    throw;
+  }
+  membership_->end_writing();
+}
+
+void Roster::await(const std::function<bool()>& done, const Context& context) {
+  const auto waited = waiter_.wait(done);
+  if (!waited) return;
+  throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                        .operation = context.operation,
+                        .epoch = context.epoch,
+                        .phase = Phase::kMembership,
+                        .peer = view().proposer,
+                        .waited = *waited,
+                        .limit = waiter_.limit()},
+              "rank " + std::to_string(rank_) + " waited for rank " +
+                  std::to_string(view().proposer) + " to tell it who takes part");
+}
+
+std::optional<Error> Roster::last_loss() const {
+  const std::optional<Failure>& cause = membership_->view().cause;
+  if (!cause) return {};
+  return Error(cause->info, cause->message);
+}
+
+}  // namespace tandem::runtime

@@ -1,0 +1,146 @@
+// The ranks of a buffer as the host of one of them sees them: it takes note of the views that are
+// decided (membership.h), has others decided, and asks for what a caller may ask between
+// operations: ranks masked and let in again, and a new start after operations have failed
+// (docs/failures.md). How a backend's operations wait for those who take part is its own affair.
+//
+// Thread safety: one caller at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/backend.h"
+#include "runtime/membership.h"
+#include "runtime/network.h"
+#include "runtime/waiter.h"
+
+namespace tandem::runtime {
+
+// An operation at work: what waits and errors speak of.
+struct Context {
+  Operation operation = Operation::kNone;
+  Epoch epoch = 0;
+};
+
+// What a Roster asks of its buffer.
+struct RosterEvents {
+  std::function<void()> ring;                        // something may have been decided: all look
+  std::function<void(std::span<const int>)> forget;  // these take part no more
+  std::function<bool(int)> meet;  // maps the block of a process that is this rank now; false: gone
+};
+
+// From when on a change holds that a caller asks for, counted from the caller's next operation.
+struct Leads {
+  Epoch mask = 0;
+  Epoch unmask = 2;
+};
+
+class Roster {
+ public:
+  // `remote`: the way to ranks on other hosts, null where there are none.
+  Roster(const BufferPlan& plan, Waiter waiter, RemotePeers* remote,
+         std::unique_ptr<Membership> membership, RosterEvents events, Leads leads = {});
+
+  // Who is active, ascending.
+  [[nodiscard]] std::span<const int> active() const { return active_; }
+  [[nodiscard]] bool is_active(int rank) const { return is_active_[rank]; }
+
+  // Takes note of views decided since. Was there one?
+  bool look(const Context& context);
+  // Throws what has failed on any rank (under its code), kFailedBuffer if one has asked for a new
+  // start.
+  void require_sound(const Context& context) const;
+  // Throws kMasked if this rank has been masked.
+  void require_active(const Context& context) const;
+  // All three.
+  bool update(const Context& context);
+
+  // The view that this rank has adopted; the number of the round of failures that is to be
+  // recovered from in the newest, 0 if there is none.
+  [[nodiscard]] const View& view() const { return membership_->view(); }
+  [[nodiscard]] std::uint32_t round() const { return membership_->newest().round; }
+
+  // Waits for something that the host of another rank is about to do. Throws kTimeout.
+  void await(const std::function<bool()>& done, const Context& context);
+
+  // Has `write` tell peers what the newest view says, where their operations look for it. No other
+  // rank does so at the same time but by the same view, and none later by an older one. Throws
+  // kTimeout if a rank stopped in the middle of it.
+  void write_view(const Context& context, const std::function<void()>& write);
+
+  // Tells all ranks that operations cannot go on as they are.
+  void fail(const Error& error);
+
+  // --- asked for by the caller, between operations; `next` is the epoch of the next one ---
+  // True: it was this rank that had it decided.
+  bool mask(int rank, const Context& next);
+  bool unmask(int rank, const Context& next);
+  struct Start {
+    View view;            // its `from` of this rank is the epoch to go on with
+    bool let_in = false;  // by others, who have gone on meanwhile; else all start together
+  };
+  // Meets all other active ranks, or, if this one is masked, waits to be let in. No operation of
+  // this rank is at work.
+  [[nodiscard]] Start recover(Epoch next);
+  // Does this masked rank wait to be let in? Who does?
+  [[nodiscard]] bool waits(int rank) const;
+  [[nodiscard]] std::vector<int> waiting() const;
+  // For a process that is to become this rank: waits until its predecessor is masked, and takes its
+  // place. Returns an epoch near those of the others.
+  [[nodiscard]] Epoch take_over();
+  [[nodiscard]] const Descriptor& board() const { return membership_->board(); }
+
+  // Why the view at hand was decided, if something had gone wrong.
+  [[nodiscard]] std::optional<Error> last_loss() const;
+
+  // Where tests make this rank fail.
+  [[nodiscard]] Seam& seam() { return membership_->seam(); }
+
+ protected:
+  // Has something been decided here, or gone wrong on another host?
+  [[nodiscard]] bool changed() const {
+    return membership_->changed() || (remote_ != nullptr && remote_->failed());
+  }
+  // Is it on another host, and so says nothing on this board?
+  [[nodiscard]] bool is_elsewhere(int rank) const {
+    return membership_->ask(rank, Status::kIncarnation) == 0;
+  }
+  // Why `rank` will never act again, if so.
+  [[nodiscard]] std::optional<std::string> gone(int rank) const;
+  void list_active();
+  [[nodiscard]] bool propose(View next);
+  void mask(std::span<const int> ranks, const Failure& cause);
+  // Until a rank writes no more into the memory of others: it has noticed, or ended. Throws
+  // kTimeout.
+  void await_silence(int rank, const Context& context);
+
+  int rank_;
+  int num_ranks_;
+  Waiter waiter_;
+  RemotePeers* remote_;
+  std::unique_ptr<Membership> membership_;
+  RosterEvents events_;
+  std::vector<bool> is_active_;  // by rank
+  std::vector<bool> is_new_;     // an operation before its first may still be at work
+  bool any_new_ = false;
+  std::vector<int> active_;
+
+ private:
+  void propose_failure(const Failure& cause);
+  // Waits until all ranks on other hosts have come to recover too; returns the newest epoch that
+  // one of them or this rank, by `next`, would go on with.
+  [[nodiscard]] Epoch meet_other_hosts(Epoch next);
+  [[noreturn]] void fail_to_recover(int missing, std::chrono::nanoseconds waited) const;
+  void adopt(View view, const Context& context);
+  void meet_new();
+
+  Leads leads_;
+  std::vector<Word> incarnations_;  // of the processes whose blocks are mapped
+  Epoch first_epoch_;
+};
+
+}  // namespace tandem::runtime

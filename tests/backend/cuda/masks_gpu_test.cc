@@ -1,0 +1,267 @@
+// Ranks that are masked and found again under replayed graphs, where no call of this library stands
+// beside an operation; failures that reach kernels at work; kernels of a rank that was left behind.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "backend/cuda/gpu_support.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kVictim = 1;
+
+// Every rank needs every other.
+Shape entangled() {
+  return {.num_ranks = 3,
+          .num_experts = 7,
+          .hidden = 1000,
+          .topk = 5,
+          .max_tokens = 20,
+          .tokens = {20, 7, 13},
+          .routing = Routing::kFull};
+}
+
+std::vector<Shape> entangled_shapes() {
+  std::vector<Shape> shapes{entangled(), entangled()};
+  shapes[1].placement = Placement::kSlotted;
+  shapes[1].hook = true;
+  shapes[1].format = Format::kFp8;
+  return shapes;
+}
+
+// A captured pair of operations, with its result.
+class Replay {
+ public:
+  Replay(Pair& pair, const Stream& stream, bool hooks) : stream_(stream) {
+    graph_ = std::make_unique<Graph>(stream, [&] {
+      if (hooks) {
+        result_ = pair.run(stream, false);
+      } else {
+        result_ = pair.dispatch(stream);
+        pair.combine(stream, result_, false);
+      }
+    });
+  }
+  void launch() { graph_->launch(stream_); }
+  void run() {
+    launch();
+    stream_.synchronise();
+  }
+  [[nodiscard]] const DispatchResult& result() const { return result_; }
+
+ private:
+  const Stream& stream_;
+  DispatchResult result_;
+  std::unique_ptr<Graph> graph_;
+};
+
+void expect_right(Rank& rank, Pair& pair, const Replay& replay, const char* when) {
+  const std::string report = pair.compare(replay.result());
+  rank.expect(report.empty(), std::string(when) + ": " + report);
+}
+
+// Survivors do nothing but replay: the mask comes and goes between two of their launches.
+TEST(CudaMasks, HoldUnderReplaysWithoutTheirHosts) {
+  for (const Shape& shape : entangled_shapes()) {
+    // Graphs give combine the outputs that they were captured with, wherever rows lie: all ones.
+    Scenario all = make_scenario(shape);
+    for (std::vector<std::byte>& y : all.y) {
+      const std::size_t num_elements = y.size() / size_of(shape.combine_dtype);
+      y = encode(std::vector<float>(num_elements, 1.0F), shape.combine_dtype);
+    }
+    all.out = reference::combine(all.problem, all.y, shape.combine_dtype);
+    Scenario rest = without(all, {kVictim});
+    reference::Problem weighted = all.problem;  // nothing, where the victim would give it
+    const auto& lost = all.received[kVictim].experts;
+    for (reference::RankInput& input : weighted.ranks) {
+      for (std::size_t i = 0; i < input.topk_idx.size(); ++i) {
+        if (std::find(lost.begin(), lost.end(), input.topk_idx[i]) != lost.end()) {
+          input.topk_weights[i] = 0;
+        }
+      }
+    }
+    rest.out = reference::combine(weighted, all.y, shape.combine_dtype);
+    run_ranks(shape.num_ranks, [&](Rank& rank) {
+      BufferOptions options = options_for(shape);
+      options.first_epoch = 0xfffffff4U;  // the wrap falls into the middle
+      options.timeout = 10s;
+      Buffer buffer(rank.communicator(), options);
+      const Stream stream;
+      Pair pair(rank, all, buffer);
+      Replay replay(pair, stream, shape.hook);
+      // What is compared with the other oracle is the same tensors.
+      const auto compare_rest = [&](const char* when) {
+        const std::string received =
+            compare_received(rest, rank.index(), replay.result(), rank.stream());
+        const std::string combined =
+            compare_combined(rest, rank.index(), pair.exchange().out(), rank.stream());
+        rank.expect(received.empty() && combined.empty(),
+                    std::string(when) + ": " + received + combined);
+      };
+      rank.barrier();
+      replay.run();
+      expect_right(rank, pair, replay, "before");
+      rank.barrier();
+      for (int turn = 0; turn < 2; ++turn) {
+        if (rank.index() == 0) buffer.mask(kVictim);
+        rank.barrier();
+        for (int i = 0; i < 2; ++i) replay.run();  // until the mask holds
+        expect_right(rank, pair, replay, "until the mask holds");
+        rank.barrier();
+        replay.run();
+        if (rank.index() == kVictim) {
+          rank.expect_error(ErrorCode::kMasked, {"rank 1 has been masked", "mask(1)"},
+                            [&] { buffer.check(); });
+        } else {
+          compare_rest("masked");
+        }
+        rank.barrier();
+        if (rank.index() != kVictim) replay.run();
+        rank.barrier();
+        if (rank.index() == kVictim) {
+          rank.expect(buffer.recover()[kVictim], "it is back");
+        } else if (rank.index() == 0) {
+          while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
+          buffer.unmask(kVictim);
+        }
+        rank.barrier();
+        if (rank.index() != kVictim) {
+          for (int i = 0; i < 2; ++i) {
+            pair.spoil();
+            replay.run();
+            compare_rest("before it is let in");
+          }
+        }
+        rank.barrier();
+        for (int i = 0; i < 3; ++i) {
+          pair.spoil();
+          replay.run();
+          expect_right(rank, pair, replay, "with the victim again");
+          rank.expect(replay.result().handle.active()[kVictim], "and the handle says so");
+        }
+        rank.barrier();
+      }
+      buffer.check();
+      rank.barrier();
+    });
+  }
+}
+
+// A rank that waits on its GPU for one that starts anew is told so there: it would be left behind
+// if it waited for its own timeout.
+TEST(CudaMasks, NewStartEndsKernelsThatWait) {
+  const Scenario scenario = make_scenario(entangled());
+  run_ranks(3, [&](Rank& rank) {
+    BufferOptions options = options_for(scenario.shape);
+    options.timeout = 20s;
+    Buffer buffer(rank.communicator(), options);
+    const Stream stream;
+    Pair pair(rank, scenario, buffer);
+    Replay replay(pair, stream, false);
+    rank.barrier();
+    replay.run();
+    rank.barrier();
+    for (int round = 0; round < 3; ++round) {
+      if (rank.index() == 2) {
+        replay.launch();
+        replay.launch();
+      }
+      if (rank.index() == 1) pair.dispatch(stream);
+      rank.barrier();
+      if (rank.index() != 0) {
+        stream.synchronise();
+        rank.expect_error(ErrorCode::kFailedBuffer, {"rank 0 has called recover()"},
+                          [&] { buffer.check(); });
+      }
+      const std::vector<bool> active = buffer.recover();
+      rank.expect(active[0] && active[1] && active[2], "all are there");
+      rank.barrier();
+      pair.spoil();
+      replay.run();
+      expect_right(rank, pair, replay, "afterwards");
+      rank.barrier();
+    }
+  });
+}
+
+// Left behind by the others, it launches what it had captured: that waits for nobody and writes
+// nothing.
+TEST(CudaMasks, RankThatWasLeftBehindWritesNothing) {
+  const Scenario all = make_scenario(entangled());
+  const Scenario rest = without(all, {kVictim});
+  run_ranks(3, [&](Rank& rank) {
+    BufferOptions options = options_for(all.shape);
+    options.timeout = 300ms;
+    Buffer buffer(rank.communicator(), options);
+    const Stream stream;
+    Pair pair(rank, all, buffer);
+    Replay replay(pair, stream, false);
+    rank.barrier();
+    replay.run();
+    rank.barrier();
+    if (rank.index() != kVictim) {
+      replay.run();
+      rank.expect_error(ErrorCode::kTimeout, {"waited for rank 1"}, [&] { buffer.check(); });
+      rank.expect(!buffer.recover()[kVictim], "the victim is left behind");
+      replay.run();
+    }
+    rank.barrier();
+    if (rank.index() == kVictim) {
+      for (int i = 0; i < 3; ++i) replay.run();
+      rank.expect_error(ErrorCode::kMasked, {"rank 1 has been masked"}, [&] { buffer.check(); });
+    }
+    rank.barrier();
+    if (rank.index() != kVictim) {
+      const auto received = compare_received(rest, rank.index(), replay.result(), rank.stream());
+      rank.expect(received.empty(), received);
+      for (int i = 0; i < 3; ++i) replay.run();
+      buffer.check();
+      const auto later = compare_received(rest, rank.index(), replay.result(), rank.stream());
+      rank.expect(later.empty(), later);
+    }
+    rank.barrier();
+  });
+}
+
+// A change of a rank must be past before the next one.
+TEST(CudaMasks, RankIsNotMaskedWhileItIsBeingLetIn) {
+  const Scenario scenario = make_scenario({.num_ranks = 2, .routing = Routing::kFull});
+  run_ranks(2, [&](Rank& rank) {
+    Buffer buffer(rank.communicator(), options_for(scenario.shape));
+    const Stream stream;
+    Pair pair(rank, scenario, buffer);
+    Replay replay(pair, stream, false);
+    rank.barrier();
+    if (rank.index() == 0) buffer.mask(kVictim);
+    rank.barrier();
+    for (int i = 0; i < 2; ++i) replay.run();
+    rank.barrier();
+    if (rank.index() == kVictim) {
+      rank.expect(buffer.recover()[kVictim], "it is back");
+    } else {
+      while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
+      rank.expect_error(ErrorCode::kOrder, {"rank 1 is left out from operation 5"},
+                        [&] { buffer.unmask(kVictim); });
+      replay.run();
+      buffer.unmask(kVictim);
+      rank.expect_error(ErrorCode::kOrder, {"rank 1 is let in from operation 11"},
+                        [&] { buffer.mask(kVictim); });
+      for (int i = 0; i < 2; ++i) replay.run();
+    }
+    rank.barrier();
+    replay.run();
+    if (rank.index() == 0) buffer.mask(kVictim);
+    rank.barrier();
+    for (int i = 0; i < 2; ++i) replay.run();
+    rank.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace tandem::test
