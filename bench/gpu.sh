@@ -108,6 +108,9 @@ if wanted tool; then
   step "test-processes" 60 "$TANDEM" test-low-latency --backend cuda --launch processes --ranks 2 \
     --tokens 16 --hidden 7168 --experts 64 --format all --placement all --zero-copy both \
     --hook both --iterations 2
+  step "test-apart" 60 "$TANDEM" test-low-latency --backend cuda --launch apart --ranks 3 --uneven \
+    --tokens 16 --hidden 1000 --topk 5 --experts 14 --format all --placement all --layout all \
+    --zero-copy both --hook both --iterations 0
   for ranks in 1 2 4 8; do
     step "run-layer-$ranks-ranks" 60 "$TANDEM" run-layer "$DATA" --backend cuda --ranks "$ranks"
   done

@@ -49,11 +49,17 @@ __device__ Arguments arguments_of(const CombineParams& p, const HalfState& half)
   return {{half.dispatch_epoch, p.shape_argument, p.alignment_argument}};
 }
 
+__device__ __forceinline__ bool holds_rows_of(const CombineParams& p, const HalfState& half) {
+  return half.dispatch_id == p.dispatch_id && half.has_rows != 0;
+}
+
 // Rule 1, then `ready` to every peer: by one warp, whose fence before this releases what the
 // earlier kernels of the stream, or this kernel's blocks, wrote to the combine region. Pairs with
 // the fence after the wait for headers in combine_kernel.
-__device__ void publish_ready(const CombineParams& p, const Arguments& arguments,
-                              layout::Epoch epoch, std::byte* const* peers, bool has_rows) {
+template <bool kElsewhere>
+__device__ void publish_ready(const CombineParams& p, const HalfState& half,
+                              const Arguments& arguments, layout::Epoch epoch,
+                              std::byte* const* peers) {
   const BufferView& buffer = p.buffer;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int parity = layout::parity(epoch);
@@ -80,11 +86,12 @@ __device__ void publish_ready(const CombineParams& p, const Arguments& arguments
             arguments.values[which]);
     }
   }
-  if (buffer.outbox_memory == nullptr || lane != 0) return;
+  if constexpr (!kElsewhere) return;
+  if (lane != 0) return;
   Request request{.kind = RequestKind::kReady,
                   .operation = kOperation,
                   .half = static_cast<std::uint8_t>(p.half),
-                  .has_rows = static_cast<std::uint8_t>(has_rows),
+                  .has_rows = static_cast<std::uint8_t>(holds_rows_of(p, half)),
                   .epoch = epoch};
   for (int i = 0; i < layout::kNumArguments; ++i) request.arguments[i] = arguments.values[i];
   post(buffer, request);
@@ -215,7 +222,7 @@ __device__ void gather_piece(const CombineParams& p, const EntrySource* entries,
   }
 }
 
-template <typename T>
+template <typename T, bool kElsewhere>
 __global__ void __launch_bounds__(kCombineThreads, 1)
     combine_kernel(const __grid_constant__ CombineParams p) {
   extern __shared__ __align__(128) std::byte storage[];
@@ -249,11 +256,11 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   const Arguments arguments = arguments_of(p, *s.half);
   stamp(buffer, 17);
 
-  const bool has_rows = is_fresh(p, *s.half, epoch, blockIdx.x == 0 && thread == 0);
   if (p.sends != 0 && s.start->ticket == 0) {
-    if (in_publishing_warp) publish_ready(p, arguments, epoch, s.peers, has_rows);
+    if (in_publishing_warp) publish_ready<kElsewhere>(p, *s.half, arguments, epoch, s.peers);
     if (thread == 0) state.half[p.half].combine_epoch = epoch;
   }
+  const bool has_rows = is_fresh(p, *s.half, epoch, blockIdx.x == 0 && thread == 0);
   if (p.receives == 0) {
     if (thread == 0) move_on(state, epoch, true, false);  // the only block
     return;
@@ -271,8 +278,8 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
       int half = 0;
       ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
                            layout::hash_arguments(arguments.values), arguments.values, &half);
-      s.row_bases[rank] = s.peers[rank] == buffer.outbox_memory
-                              ? buffer.landing[layout::parity(epoch)]
+      s.row_bases[rank] = is_elsewhere<kElsewhere>(buffer, s.peers[rank])
+                              ? buffer.remote->landing[layout::parity(epoch)]
                               : s.peers[rank] + buffer.block.combine_rows(half);
       ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
     }
@@ -309,7 +316,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   if (__shfl_sync(0xffffffffU, static_cast<int>(last), 0) == 0) return;
   if (thread == 0) move_on(state, epoch, p.sends != 0, true);
   publish_completed(buffer, epoch, s.peers, 32);
-  if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
+  if (thread == 0) post_completed<kElsewhere>(buffer, kOperation, p.half, epoch);
   stamp(buffer, 21);
 }
 
@@ -333,6 +340,7 @@ struct StageShared {
   }
 };
 
+template <bool kElsewhere>
 __global__ void __launch_bounds__(kNumThreads, 1)
     combine_stage_kernel(const __grid_constant__ CombineParams p) {
   extern __shared__ __align__(128) std::byte storage[];
@@ -392,7 +400,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (*s.flag == 0) return;
   if (thread < 32) {
     ptx::fence(buffer.across_devices != 0);
-    publish_ready(p, arguments_of(p, half), epoch, s.peers, has_rows);
+    publish_ready<kElsewhere>(p, half, arguments_of(p, half), epoch, s.peers);
   }
   if (thread == 0) {
     state.half[p.half].combine_epoch = epoch;
@@ -418,22 +426,40 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   }
 }
 
+template <typename T>
+const void* either(bool elsewhere) {
+  return elsewhere ? reinterpret_cast<const void*>(&combine_kernel<T, true>)
+                   : reinterpret_cast<const void*>(&combine_kernel<T, false>);
+}
+
 }  // namespace
 
 const void* acquire_kernel() { return reinterpret_cast<const void*>(&combine_acquire_kernel); }
 
-const void* combine_kernel_for(DType dtype) {
+const void* combine_kernel_for(DType dtype, bool elsewhere) {
   switch (dtype) {
     case DType::kBFloat16:
-      return reinterpret_cast<const void*>(&combine_kernel<__nv_bfloat16>);
+      return either<__nv_bfloat16>(elsewhere);
     case DType::kFloat16:
-      return reinterpret_cast<const void*>(&combine_kernel<__half>);
+      return either<__half>(elsewhere);
     default:
-      return reinterpret_cast<const void*>(&combine_kernel<float>);
+      return either<float>(elsewhere);
   }
 }
 
-const void* stage_kernel() { return reinterpret_cast<const void*>(&combine_stage_kernel); }
+const void* stage_kernel(bool elsewhere) {
+  return elsewhere ? reinterpret_cast<const void*>(&combine_stage_kernel<true>)
+                   : reinterpret_cast<const void*>(&combine_stage_kernel<false>);
+}
+
+bool is_combine_kernel(const void* kernel) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (const bool elsewhere : {false, true}) {
+      if (kernel == combine_kernel_for(dtype, elsewhere)) return true;
+    }
+  }
+  return false;
+}
 
 std::int64_t combine_shared_bytes(int num_ranks) {
   return CombineShared(nowhere(), num_ranks).size_bytes;

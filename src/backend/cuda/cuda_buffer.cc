@@ -23,11 +23,7 @@ bool is_multiple_of_16(const void* data, std::int64_t pitch) {
 }
 
 int threads_of(const void* kernel) {
-  return kernel == combine_kernel_for(DType::kBFloat16) ||
-                 kernel == combine_kernel_for(DType::kFloat16) ||
-                 kernel == combine_kernel_for(DType::kFloat32)
-             ? kCombineThreads
-             : kNumThreads;
+  return is_combine_kernel(kernel) ? kCombineThreads : kNumThreads;
 }
 
 }  // namespace
@@ -150,10 +146,11 @@ void CudaBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stag
   combined_[call.half] = false;
   dispatch_streams_[call.half] = call.stream;
   if (runtime::sends(stage)) {
-    launch(dispatch_kernel_for(call.row.format, call.x.dtype), &params, num_blocks, call.stream);
+    launch(dispatch_kernel_for(call.row.format, call.x.dtype, elsewhere_), &params, num_blocks,
+           call.stream);
   }
   if (slotted && runtime::receives(stage)) {
-    launch(receive_kernel(), &params, num_blocks, call.stream);
+    launch(receive_kernel(elsewhere_), &params, num_blocks, call.stream);
   }
   leave(stream);
 }
@@ -199,13 +196,13 @@ void CudaBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage)
   CombineParams params = combine_params(call, num_blocks);
   combined_[params.half] = true;
   if (runtime::sends(stage) && !call.zero_copy) {
-    launch(stage_kernel(), &params, num_blocks, call.stream);
+    launch(stage_kernel(elsewhere_), &params, num_blocks, call.stream);
   }
   params.sends = runtime::sends(stage) && call.zero_copy ? 1 : 0;
   params.receives = runtime::receives(stage) ? 1 : 0;
   if (params.sends != 0 || params.receives != 0) {
-    launch(combine_kernel_for(call.dtype), &params, params.receives != 0 ? num_blocks : 1,
-           call.stream);
+    launch(combine_kernel_for(call.dtype, elsewhere_), &params,
+           params.receives != 0 ? num_blocks : 1, call.stream);
   }
   leave(stream);
 }

@@ -92,6 +92,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void print_trace() const;
 
   runtime::BufferPlan plan_;
+  bool elsewhere_ = false;  // some peers are on other hosts
   int device_ = 0;
   int num_sms_ = 0;
   int default_blocks_ = 1;

@@ -24,25 +24,23 @@ constexpr layout::Epoch kLead = 4;
 // IPC names whole allocations of the driver; one of this size is never a part of a bigger one.
 constexpr std::int64_t kIpcUnit = std::int64_t{2} << 20;
 
-std::vector<const void*> all_kernels() {
-  return {dispatch_kernel_for(Format::kBFloat16, DType::kBFloat16),
-          dispatch_kernel_for(Format::kFp8, DType::kBFloat16),
-          dispatch_kernel_for(Format::kFp8, DType::kFloat16),
-          dispatch_kernel_for(Format::kFp8, DType::kFloat32),
-          receive_kernel(),
-          combine_kernel_for(DType::kBFloat16),
-          combine_kernel_for(DType::kFloat16),
-          combine_kernel_for(DType::kFloat32),
-          stage_kernel(),
+std::vector<const void*> all_kernels(bool elsewhere) {
+  return {dispatch_kernel_for(Format::kBFloat16, DType::kBFloat16, elsewhere),
+          dispatch_kernel_for(Format::kFp8, DType::kBFloat16, elsewhere),
+          dispatch_kernel_for(Format::kFp8, DType::kFloat16, elsewhere),
+          dispatch_kernel_for(Format::kFp8, DType::kFloat32, elsewhere),
+          receive_kernel(elsewhere),
+          combine_kernel_for(DType::kBFloat16, elsewhere),
+          combine_kernel_for(DType::kFloat16, elsewhere),
+          combine_kernel_for(DType::kFloat32, elsewhere),
+          stage_kernel(elsewhere),
           acquire_kernel()};
 }
 
 // Takes a CombineParams.
 bool is_of_combine(const void* kernel) {
-  return kernel == stage_kernel() || kernel == acquire_kernel() ||
-         kernel == combine_kernel_for(DType::kBFloat16) ||
-         kernel == combine_kernel_for(DType::kFloat16) ||
-         kernel == combine_kernel_for(DType::kFloat32);
+  return kernel == stage_kernel(false) || kernel == stage_kernel(true) ||
+         kernel == acquire_kernel() || is_combine_kernel(kernel);
 }
 
 }  // namespace
@@ -87,7 +85,7 @@ struct CudaBuffer::Pieces {
 
 CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                        const runtime::BufferPlan& plan)
-    : plan_(plan) {
+    : plan_(plan), elsewhere_(bootstrap->network() != nullptr) {
   DeviceFacts own{};
   runtime::agree(*bootstrap, [&] {
     device_ = resolve_device(plan.options.device);
@@ -114,11 +112,11 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     own.device = device_;
     own.num_sms = num_sms_;
     own.chosen_blocks = plan.options.num_sms;
-    shared_bytes_ = std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts,
-                                                    bootstrap->network() != nullptr),
-                              receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
-                              combine_shared_bytes(plan.num_ranks),
-                              stage_shared_bytes(plan.num_ranks), kLeastSharedBytes});
+    shared_bytes_ =
+        std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts, elsewhere_),
+                  receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
+                  combine_shared_bytes(plan.num_ranks), stage_shared_bytes(plan.num_ranks),
+                  kLeastSharedBytes});
     if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
       throw Error(ErrorCode::kUnsupported, std::to_string(plan.options.num_experts) +
                                                " experts and " + std::to_string(plan.num_ranks) +
@@ -127,7 +125,7 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                " has " +
                                                std::to_string(properties.sharedMemPerBlockOptin));
     }
-    for (const void* kernel : all_kernels()) {
+    for (const void* kernel : all_kernels(elsewhere_)) {
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shared_bytes_)),
                  "cudaFuncSetAttribute");
@@ -158,7 +156,7 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                             .meet = [](int) { return false; }},
       runtime::Leads{.mask = kLead, .unmask = kLead});
   runtime::agree(*bootstrap, [&] {
-    if (bootstrap->network() != nullptr) {
+    if (elsewhere_) {
       relay_ = std::make_unique<Relay>(device_, plan, *bootstrap, block_,
                                        [this] { return fatal_failure(); });
       relay_->fill(view_);
@@ -297,7 +295,7 @@ void CudaBuffer::warm_up() {
   dispatch.topk = 1;
   CombineParams combine;
   combine.buffer = dispatch.buffer;
-  for (const void* kernel : all_kernels()) {
+  for (const void* kernel : all_kernels(elsewhere_)) {
     const bool combines = is_of_combine(kernel);
     const void* params =
         combines ? static_cast<const void*>(&combine) : static_cast<const void*>(&dispatch);

@@ -88,13 +88,12 @@ __device__ __noinline__ bool forget_absent(const BufferView& buffer, layout::Epo
   return true;
 }
 
-template <typename X>
+template <typename X, bool kElsewhere>
 __global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchParams p) {
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
-  const DispatchShared s(storage, buffer.num_ranks, buffer.num_experts,
-                         buffer.outbox_memory != nullptr);
+  const DispatchShared s(storage, buffer.num_ranks, buffer.num_experts, kElsewhere);
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   DeviceState& state = *buffer.state;
@@ -191,7 +190,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       state.half[p.half].dispatch_epoch = epoch;
       state.half[p.half].has_rows = 0;
     }
-    post_header(p, epoch);
+    post_header<kElsewhere>(p, epoch);
   }
   if (ticket == gridDim.x - 1 && p.slotted == 0) publish_started(buffer, epoch, s.peers);
   stamp(buffer, 2);
@@ -220,7 +219,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     }
     __syncthreads();
   } else {
-    if (buffer.outbox_memory != nullptr) {
+    if constexpr (kElsewhere) {
       scan_starts(s.own, 1, buffer.num_experts, s.tables, s.starts);
     }
     const bool counts_ok = read_counts(p, s.tables, epoch, s.peers, s.own);
@@ -231,8 +230,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     stamp(buffer, 3);
     overflow = add_starts(p, epoch, s.tables, scan);
   }
-  const std::uint32_t* starts = p.slotted != 0 ? scan : s.starts;
-  if (ticket == 0) write_first_rows(p, s.tables, epoch);
+  if (ticket == 0) write_first_rows<kElsewhere>(p, s.tables, epoch);
   stamp(buffer, 4);
 
   // Tile by tile: entries become addresses, rows go out.
@@ -268,10 +266,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
           sources_at = buffer.block.view_sources(s.tables.halves[owner]);
           route = (static_cast<Route>(owner) << kRouteOwnerShift) | row;
         }
-        if (s.peers[owner] == buffer.outbox_memory) {
-          row = row_sent(s.tables, starts, expert, slot);
-          rows_at = buffer.outbox.rows(parity);
-          sources_at = buffer.outbox.sources(parity);
+        if (is_elsewhere<kElsewhere>(buffer, s.peers[owner])) {
+          row = row_sent(s.tables, p.slotted != 0 ? scan : s.starts, expert, slot);
+          rows_at = buffer.remote->layout.rows(parity);
+          sources_at = buffer.remote->layout.sources(parity);
           // The send phase of slotted placement leaves what its receive phase makes of it.
           route = (static_cast<Route>(p.slotted != 0 ? expert : owner) << kRouteOwnerShift) | row;
         }
@@ -312,7 +310,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   ring.finish();
   __syncthreads();
-  if (thread == 0) post_rows(p, epoch, !overflow);
+  if (thread == 0) post_rows<kElsewhere>(p, epoch, !overflow);
   stamp(buffer, 6);
   // Arrived: release, pairs with the fence in wait_for_rows. The barrier has gathered the rows of
   // all threads of this block.
@@ -334,7 +332,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 
   // One block writes what the caller gets beside the rows; it is rarely the one that ends the
   // operation.
-  if (ticket == min(1U, gridDim.x - 1)) write_handle_arrays(p, epoch, s.tables, scan, overflow);
+  if (ticket == min(1U, gridDim.x - 1)) {
+    write_handle_arrays<kElsewhere>(p, epoch, s.tables, scan, overflow);
+  }
   if (*s.flag == 0) return;
   // The next kernel may take its place now if no peer's blocks still look for theirs.
   if (warp == 0 && all_started(buffer, epoch, own, s.peers)) ptx::let_next_grid_start();
@@ -354,25 +354,31 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     move_on(state, epoch, true, true);
   }
   publish_completed(buffer, epoch, s.peers, kNumThreads);
-  if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
+  if (thread == 0) post_completed<kElsewhere>(buffer, kOperation, p.half, epoch);
   stamp(buffer, 8);
+}
+
+template <typename X>
+const void* either(bool elsewhere) {
+  return elsewhere ? reinterpret_cast<const void*>(&dispatch_kernel<X, true>)
+                   : reinterpret_cast<const void*>(&dispatch_kernel<X, false>);
 }
 
 }  // namespace
 
-std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts, bool across_hosts) {
-  return DispatchShared(nowhere(), num_ranks, num_experts, across_hosts).size_bytes;
+std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts, bool elsewhere) {
+  return DispatchShared(nowhere(), num_ranks, num_experts, elsewhere).size_bytes;
 }
 
-const void* dispatch_kernel_for(Format format, DType x_dtype) {
-  if (!is_fp8(format)) return reinterpret_cast<const void*>(&dispatch_kernel<void>);
+const void* dispatch_kernel_for(Format format, DType x_dtype, bool elsewhere) {
+  if (!is_fp8(format)) return either<void>(elsewhere);
   switch (x_dtype) {
     case DType::kBFloat16:
-      return reinterpret_cast<const void*>(&dispatch_kernel<__nv_bfloat16>);
+      return either<__nv_bfloat16>(elsewhere);
     case DType::kFloat16:
-      return reinterpret_cast<const void*>(&dispatch_kernel<__half>);
+      return either<__half>(elsewhere);
     default:
-      return reinterpret_cast<const void*>(&dispatch_kernel<float>);
+      return either<float>(elsewhere);
   }
 }
 

@@ -57,12 +57,12 @@ struct DispatchShared {
   std::int64_t size_bytes;
 
   TANDEM_HOST_DEVICE DispatchShared(std::byte* storage, int num_ranks, int num_experts,
-                                    bool across_hosts)
-      : DispatchShared(SharedCarver(storage), num_ranks, num_experts, across_hosts) {}
+                                    bool elsewhere)
+      : DispatchShared(SharedCarver(storage), num_ranks, num_experts, elsewhere) {}
 
  private:
   TANDEM_HOST_DEVICE DispatchShared(SharedCarver carver, int num_ranks, int num_experts,
-                                    bool across_hosts)
+                                    bool elsewhere)
       : rings(carver.take<std::byte>(kNumWarps * kRingBytes, 128)),
         barriers(carver.take<std::uint64_t>(kNumWarps * kMaxStages)),
         entries(carver.take<Entry>(kTileEntries)),
@@ -71,7 +71,7 @@ struct DispatchShared {
         scales(carver.take<float>(kNumWarps * 2 * kMaxGroupsPerChunk)),
         before(carver.take<std::uint32_t>(num_experts)),
         own(carver.take<std::uint32_t>(num_experts + 1)),
-        starts(carver.take<std::uint32_t>(across_hosts ? num_experts + 1 : 0)),
+        starts(carver.take<std::uint32_t>(elsewhere ? num_experts + 1 : 0)),
         combine_epoch(carver.take<layout::Epoch>(1)),
         flag(carver.take<int>(1)),
         tables(carver, num_ranks, num_experts),
@@ -235,14 +235,20 @@ __device__ inline std::int64_t rows_per_source(const DispatchParams& p, const Ro
   return std::int64_t{p.max_tokens} * min(p.topk, num_local);
 }
 
+template <typename T>
+__device__ __forceinline__ T* in_outbox(const BufferView& buffer, std::int64_t offset) {
+  return reinterpret_cast<T*>(buffer.remote->outbox + offset);
+}
+
 // What dispatch hands out besides rows: counts, offsets, ranges of this rank's experts.
-// `scan` as add_starts left it.
+// `scan` as add_starts left it. kElsewhere: for the host too, which sends expert outputs to peers
+// on other hosts.
+template <bool kElsewhere>
 __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoch epoch,
                                            const RoutingTables& tables, const std::uint32_t* scan,
                                            bool overflow) {
   const BufferView& buffer = p.buffer;
   const BufferView::Arrays& arrays = buffer.arrays[p.half];
-  const BufferView::Arrays& for_host = buffer.arrays_for_host[p.half];
   const int first = tables.first_of_rank[buffer.rank];
   const int num_local = tables.first_of_rank[buffer.rank + 1] - first;
   const std::byte* own = buffer.blocks[buffer.rank];
@@ -251,7 +257,10 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
     std::int64_t offset = std::int64_t{local} * buffer.num_ranks * p.max_tokens;
     if (p.padded == 0) offset = scan[first + local] - scan[first];
     arrays.offsets[local] = overflow ? 0 : offset;
-    if (for_host.offsets != nullptr) for_host.offsets[local] = arrays.offsets[local];
+    if constexpr (kElsewhere) {
+      in_outbox<std::int64_t>(buffer, buffer.remote->layout.offsets(p.half))[local] =
+          arrays.offsets[local];
+    }
     if (local == num_local) continue;
     const int expert = tables.by_rank[first + local];
     arrays.counts[local] = overflow ? 0 : static_cast<std::int32_t>(tables.all[expert]);
@@ -261,7 +270,10 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
       const std::uint64_t count = overflow ? 0 : count_of(buffer, own, epoch, rank, expert);
       const std::int64_t at = std::int64_t{local} * buffer.num_ranks + rank;
       arrays.ranges[at] = static_cast<std::int64_t>((lower << 32) | count);
-      if (for_host.ranges != nullptr) for_host.ranges[at] = arrays.ranges[at];
+      if constexpr (kElsewhere) {
+        in_outbox<std::int64_t>(buffer, buffer.remote->layout.ranges(p.half))[at] =
+            arrays.ranges[at];
+      }
       lower += count;
     }
   }

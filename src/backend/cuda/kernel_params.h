@@ -45,6 +45,15 @@ using Route = std::int64_t;  // owner << 48 | row; for slotted sends, until rece
 inline constexpr Route kNoRoute = -1;
 inline constexpr int kRouteOwnerShift = 48;
 
+// What kernels need for peers on other hosts. Not among the parameters themselves: longer ones make
+// every launch slower.
+struct RemoteView {
+  Outbox layout;
+  std::byte* outbox = nullptr;          // what is to be sent, in mapped memory of the host
+  const std::byte* landing[2] = {};     // by parity: what comes back
+  const std::uint32_t* lost = nullptr;  // [R]: not 0 for a peer that is lost
+};
+
 // Fixed for a buffer.
 struct BufferView {
   layout::Block block;
@@ -61,12 +70,7 @@ struct BufferView {
   std::int32_t across_devices = 0;
   std::uint64_t* trace = nullptr;  // phase stamps; null: none
 
-  // Where peers are on other hosts, else null: what is to be sent to them; by parity, what they
-  // send back; [R], not 0 for one that is lost.
-  Outbox outbox;
-  std::byte* outbox_memory = nullptr;
-  const std::byte* landing[2] = {};
-  const std::uint32_t* lost = nullptr;
+  const RemoteView* remote = nullptr;  // in device memory; null where no peer is on another host
 
   // Arrays of a handle, by half.
   struct Arrays {
@@ -77,7 +81,6 @@ struct BufferView {
     Route* routes = nullptr;  // [M, K]
   };
   Arrays arrays[2];
-  Arrays arrays_for_host[2];  // across hosts: copies of offsets and ranges, in the outbox
 };
 
 struct DispatchParams {

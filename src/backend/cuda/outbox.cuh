@@ -1,6 +1,9 @@
 // What kernels do for peers on other hosts beside what they do for all: they ask the host's thread
 // to send, and tell it where rows are to go. A peer on another host is one whose block is the
 // outbox.
+//
+// kElsewhere, of kernels and of what is here: the buffer has such peers. Compiled in, so that
+// kernels of one host are not slowed down by questions.
 #pragma once
 
 #include "backend/cuda/dispatch_shared.cuh"
@@ -9,6 +12,13 @@
 #include "backend/cuda/wait.cuh"
 
 namespace tandem::cuda {
+
+// Is the peer with this block on another host?
+template <bool kElsewhere>
+__device__ __forceinline__ bool is_elsewhere(const BufferView& buffer, const std::byte* block) {
+  if constexpr (kElsewhere) return block == buffer.remote->outbox;
+  return false;
+}
 
 struct DeviceMemory {
   __device__ void store(layout::Word* word, layout::Word value) const {
@@ -21,7 +31,7 @@ struct DeviceMemory {
 // buffer's waits do, while the ring is full; after a failure nothing is sent.
 static __device__ __noinline__ void post(const BufferView& buffer, const Request& request) {
   constexpr std::uint32_t kPollsPerClockRead = 1024;
-  auto& ring = *reinterpret_cast<RequestRing*>(buffer.outbox_memory + buffer.outbox.ring());
+  RequestRing& ring = *in_outbox<RequestRing>(buffer, buffer.remote->layout.ring());
   const std::uint64_t number =
       atomicAdd(reinterpret_cast<unsigned long long*>(&buffer.state->requests), 1ULL);  // NOLINT
   const std::uint64_t start = ptx::now_ns();
@@ -42,8 +52,9 @@ static __device__ __noinline__ void post(const BufferView& buffer, const Request
 }
 
 // A dispatch's header, arguments and counts are in the outbox.
-__device__ inline void post_header(const DispatchParams& p, layout::Epoch epoch) {
-  if (p.buffer.outbox_memory == nullptr) return;
+template <bool kElsewhere>
+__device__ __forceinline__ void post_header(const DispatchParams& p, layout::Epoch epoch) {
+  if constexpr (!kElsewhere) return;
   __syncthreads();
   if (threadIdx.x != 0) return;
   Request request{.kind = RequestKind::kHeader,
@@ -55,16 +66,15 @@ __device__ inline void post_header(const DispatchParams& p, layout::Epoch epoch)
 }
 
 // By all threads of one block, before its rows are posted: where the rows are to go.
-__device__ inline void write_first_rows(const DispatchParams& p, const RoutingTables& tables,
-                                        layout::Epoch epoch) {
+template <bool kElsewhere>
+__device__ __forceinline__ void write_first_rows(const DispatchParams& p,
+                                                 const RoutingTables& tables, layout::Epoch epoch) {
   const BufferView& buffer = p.buffer;
-  if (buffer.outbox_memory == nullptr) return;
+  if constexpr (!kElsewhere) return;
   const int parity = layout::parity(epoch);
-  const auto array = [&](std::int64_t offset) {
-    return reinterpret_cast<std::uint32_t*>(buffer.outbox_memory + offset);
-  };
-  std::uint32_t* const first_rows = array(buffer.outbox.first_rows(parity));
-  std::uint32_t* const halves = array(buffer.outbox.halves(parity));
+  auto* const first_rows =
+      in_outbox<std::uint32_t>(buffer, buffer.remote->layout.first_rows(parity));
+  auto* const halves = in_outbox<std::uint32_t>(buffer, buffer.remote->layout.halves(parity));
 #pragma unroll 1
   for (int expert = static_cast<int>(threadIdx.x); expert < buffer.num_experts;
        expert += kNumThreads) {
@@ -80,9 +90,11 @@ __device__ inline void write_first_rows(const DispatchParams& p, const RoutingTa
 }
 
 // By one thread of each block, after a barrier behind its rows: the last one posts.
-__device__ inline void post_rows(const DispatchParams& p, layout::Epoch epoch, bool has_rows) {
+template <bool kElsewhere>
+__device__ __forceinline__ void post_rows(const DispatchParams& p, layout::Epoch epoch,
+                                          bool has_rows) {
   const BufferView& buffer = p.buffer;
-  if (buffer.outbox_memory == nullptr) return;
+  if constexpr (!kElsewhere) return;
   ptx::fence_sys();  // this block's rows, for the host
   // Acquire-release: what the other blocks wrote is what the last one posts.
   if (ptx::add_acq_rel_gpu(&buffer.state->written, 1) != gridDim.x - 1) return;
@@ -95,9 +107,10 @@ __device__ inline void post_rows(const DispatchParams& p, layout::Epoch epoch, b
 }
 
 // By one thread.
-__device__ inline void post_completed(const BufferView& buffer, Operation operation, int half,
-                                      layout::Epoch epoch) {
-  if (buffer.outbox_memory == nullptr) return;
+template <bool kElsewhere>
+__device__ __forceinline__ void post_completed(const BufferView& buffer, Operation operation,
+                                               int half, layout::Epoch epoch) {
+  if constexpr (!kElsewhere) return;
   post(buffer, {.kind = RequestKind::kCompleted,
                 .operation = operation,
                 .half = static_cast<std::uint8_t>(half),

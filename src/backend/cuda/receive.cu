@@ -36,6 +36,7 @@ struct ReceiveShared {
         size_bytes(carver.used()) {}
 };
 
+template <bool kElsewhere>
 __global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ DispatchParams p) {
   extern __shared__ __align__(128) std::byte storage[];
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     const Route slot = route & ((Route{1} << kRouteOwnerShift) - 1);
     const int owner = owner_of(s.tables.map[expert]);
     // To another host: what comes back lies as it was sent, and its place is known since then.
-    const std::int64_t begin = s.peers[owner] == buffer.outbox_memory ? 0 : s.tables.base[expert];
+    const std::int64_t begin =
+        is_elsewhere<kElsewhere>(buffer, s.peers[owner]) ? 0 : s.tables.base[expert];
     routes[i] =
         overflow ? kNoRoute : ((static_cast<Route>(owner) << kRouteOwnerShift) | (begin + slot));
   }
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 
   if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
   if (s.start->ticket == min(1U, gridDim.x - 1)) {
-    write_handle_arrays(p, epoch, s.tables, s.scan, overflow);
+    write_handle_arrays<kElsewhere>(p, epoch, s.tables, s.scan, overflow);
   }
   __syncthreads();
   if (*s.flag == 0) return;
@@ -191,13 +193,16 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     move_on(state, epoch, false, true);
   }
   publish_completed(buffer, epoch, s.peers, kNumThreads);
-  if (thread == 0) post_completed(buffer, kOperation, p.half, epoch);
+  if (thread == 0) post_completed<kElsewhere>(buffer, kOperation, p.half, epoch);
   stamp(buffer, 13);
 }
 
 }  // namespace
 
-const void* receive_kernel() { return reinterpret_cast<const void*>(&dispatch_receive_kernel); }
+const void* receive_kernel(bool elsewhere) {
+  return elsewhere ? reinterpret_cast<const void*>(&dispatch_receive_kernel<true>)
+                   : reinterpret_cast<const void*>(&dispatch_receive_kernel<false>);
+}
 
 std::int64_t receive_shared_bytes(int num_ranks, int num_experts) {
   return ReceiveShared(nowhere(), num_ranks, num_experts).size_bytes;

@@ -59,6 +59,7 @@ Relay::Relay(int device, const runtime::BufferPlan& plan, runtime::Bootstrap& bo
   check_cuda(cudaHostGetDevicePointer(&on_device, outbox_memory_.get(), 0),
              "cudaHostGetDevicePointer");
   device_outbox_ = static_cast<std::byte*>(on_device);
+  device_view_ = allocate_device(device_, sizeof(RemoteView));
   const std::uint32_t one = 1;
   std::memcpy(one_.get(), &one, sizeof one);
   // Each peer gets as many rows back as it has sent: at most what a rank sends.
@@ -103,16 +104,16 @@ Relay::~Relay() {
 }
 
 void Relay::fill(BufferView& view) {
+  const DeviceScope scope(device_);
+  const RemoteView remote{.layout = outbox_,
+                          .outbox = device_outbox_,
+                          .landing = {carrier_->device_landing(),
+                                      carrier_->device_landing() + carrier_->landing_bytes()},
+                          .lost = carrier_->device_lost()};
+  check_cuda(cudaMemcpy(device_view_.get(), &remote, sizeof remote, cudaMemcpyHostToDevice),
+             "cudaMemcpy");
   view.across_devices = 1;
-  view.outbox = outbox_;
-  view.outbox_memory = device_outbox_;
-  view.lost = carrier_->device_lost();
-  for (int i = 0; i < 2; ++i) {
-    view.landing[i] = carrier_->device_landing() + i * carrier_->landing_bytes();
-    view.arrays_for_host[i] = {
-        .offsets = reinterpret_cast<std::int64_t*>(device_outbox_ + outbox_.offsets(i)),
-        .ranges = reinterpret_cast<std::int64_t*>(device_outbox_ + outbox_.ranges(i))};
-  }
+  view.remote = reinterpret_cast<const RemoteView*>(device_view_.get());
   device_failed_ = &view.state->failed;
 }
 

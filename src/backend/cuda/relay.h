@@ -42,7 +42,7 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Tells the kernels. `state` is where they will look for failures.
+  // Tells the kernels of this.
   void fill(BufferView& view);
   [[nodiscard]] std::byte* outbox() const { return device_outbox_; }
   void start();
@@ -86,6 +86,7 @@ class Relay {
   std::function<std::optional<runtime::Failure>()> own_failure_;
   std::shared_ptr<std::byte> outbox_memory_;  // pinned
   std::byte* device_outbox_ = nullptr;        // the same memory, as kernels address it
+  std::shared_ptr<std::byte> device_view_;    // a RemoteView
   std::shared_ptr<std::byte> bounce_;         // pinned: outputs on their way, by parity
   std::int64_t bounce_bytes_ = 0;
   std::shared_ptr<std::byte> one_;  // pinned: uint32 1

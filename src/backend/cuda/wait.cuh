@@ -111,7 +111,7 @@ static __device__ __noinline__ layout::Word wait_slowly(const BufferView& buffer
     if (*failed) return 0;
     const auto peer = static_cast<int>(packed >> 16);
     // Looked at before the word: what the peer sent came before.
-    if (buffer.lost != nullptr && ptx::load_relaxed(&buffer.lost[peer]) != 0) {
+    if (buffer.remote != nullptr && ptx::load_relaxed(&buffer.remote->lost[peer]) != 0) {
       ptx::fence_sys();
       const layout::Word last = ptx::load_relaxed(address);
       if (is_ready(last, wanted, until)) return last;

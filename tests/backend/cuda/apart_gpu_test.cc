@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "backend/cuda/gpu_support.h"
 
@@ -127,6 +128,36 @@ TEST_F(CudaApart, MismatchIsTold) {
     });
     rank.fence();
   });
+}
+
+// A kernel that waits for a late peer is waited for by calls of its process, on whose copies it
+// depends.
+void wait_for_the_device_meanwhile(const std::function<void()>& wait) {
+  const Scenario scenario = make_scenario({.num_ranks = 2, .num_experts = 6, .topk = 3});
+  run_ranks(2, [&](Rank& rank) {
+    BufferOptions options = options_for(scenario.shape);
+    options.timeout = 5s;
+    Buffer buffer(rank.communicator(), options);
+    Exchange exchange(rank, scenario, buffer);
+    exchange.run(buffer);
+    rank.barrier();
+    if (rank.index() == 1) std::this_thread::sleep_for(500ms);
+    static_cast<void>(
+        buffer.dispatch(exchange.x(), exchange.topk_idx(), exchange.dispatch_options()));
+    wait();
+    rank.settle(buffer);
+    rank.barrier();
+  });
+}
+
+TEST_F(CudaApart, DeviceMayBeSynchronised) {
+  wait_for_the_device_meanwhile(
+      [] { require_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); });
+}
+
+TEST_F(CudaApart, MemoryMayBeTaken) {
+  void* memory = nullptr;
+  wait_for_the_device_meanwhile([&] { require_cuda(cudaMalloc(&memory, 4 << 20), "cudaMalloc"); });
 }
 
 // Kernels alone ask for what is to be sent: a replayed graph needs no call. As threads.
