@@ -15,6 +15,18 @@ using runtime::Deadline;
 
 constexpr std::chrono::milliseconds kCloseTimeout{1000};
 
+// Sets what the user has left open.
+void set_default(ucp_config_t* config, const std::string& name, const char* value) {
+  if (std::getenv(("UCX_" + name).c_str()) != nullptr) return;
+  const auto set = [&](const std::string& key) {
+    check(ucp_config_modify(config, key.c_str(), value), "setting UCX's " + name);
+  };
+  set(name);
+  // UCX 1.13 knows what belongs to a transport without the transport's name only.
+  const std::string transport = "TCP_";
+  if (name.starts_with(transport)) set(name.substr(transport.size()));
+}
+
 ucp_context_h make_context() {
   // What fails becomes an Error; UCX would print each refused attempt to connect besides.
   if (std::getenv("UCX_LOG_LEVEL") == nullptr) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
@@ -22,9 +34,10 @@ ucp_context_h make_context() {
   check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's configuration");
   // Ranks that can share memory do so without UCX. Where UCX thinks that others can too
   // (containers of one kernel), it is mistaken.
-  if (std::getenv("UCX_TLS") == nullptr) {
-    check(ucp_config_modify(config, "TLS", "^sm"), "choosing UCX's transports");
-  }
+  set_default(config, "TLS", "^sm");
+  // UCX's own is 8 KB: what is copied on its way would go in pieces of that, each a system call.
+  set_default(config, "TCP_TX_SEG_SIZE", "256K");
+  set_default(config, "TCP_RX_SEG_SIZE", "256K");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
