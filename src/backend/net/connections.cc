@@ -1,7 +1,10 @@
 #include "backend/net/connections.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "backend/net/batch.h"
 #include "tandem/error.h"
 
 namespace tandem::net {
@@ -12,6 +15,14 @@ using runtime::Deadline;
 // The active messages of a worker.
 constexpr unsigned kMessage = 0;
 constexpr unsigned kFarewell = 1;
+constexpr unsigned kBatch = 2;  // several messages; the envelope's channel means nothing
+
+// Above this a message goes alone, by rendezvous if UCX sees fit, without a copy.
+constexpr std::size_t kShortBytes = std::size_t{64} << 10;
+
+// A batch that has come to this leaves. With a last message and all headers it still fits into one
+// of the pieces that TCP sends (ucx_worker.cc), and so is read where it was received.
+constexpr std::size_t kFullBatchBytes = std::size_t{160} << 10;
 
 // How long a rank that leaves waits for its peers to have got everything. Only a peer that is
 // stopped, or out of reach, takes longer than a round trip.
@@ -24,15 +35,39 @@ struct Farewell {
 
 }  // namespace
 
-// A message until its memory may be written again.
+// Messages until their memory may be written again.
 struct Connections::Sending {
   Connections* self = nullptr;
   std::vector<std::byte> head;
-  std::shared_ptr<const void> keep;
-  std::function<void()> left;
+  std::vector<Message> messages;
+  std::vector<std::byte> frames;     // of a batch, with the messages' headers
+  std::vector<ucp_dt_iov_t> pieces;  // of a batch: what is sent, one after the other
+
+  // Of a batch; the messages are all there.
+  void frame() {
+    std::size_t size = 0;
+    for (const Message& message : messages) size += sizeof(Frame) + message.header.size();
+    frames.resize(size);
+    std::byte* at = frames.data();
+    for (const Message& message : messages) {
+      const Frame frame{.channel = message.channel,
+                        .header_bytes = static_cast<std::uint32_t>(message.header.size()),
+                        .payload_bytes = message.payload.size()};
+      std::memcpy(at, &frame, sizeof frame);
+      std::copy(message.header.begin(), message.header.end(), at + sizeof frame);
+      const std::size_t bytes = sizeof frame + message.header.size();
+      pieces.push_back({.buffer = at, .length = bytes});
+      at += bytes;
+      if (message.payload.empty()) continue;
+      pieces.push_back({.buffer = const_cast<std::byte*>(message.payload.data()),
+                        .length = message.payload.size()});
+    }
+  }
 
   void end() {
-    if (left) left();
+    for (const Message& message : messages) {
+      if (message.left) message.left();
+    }
     --self->num_sending_;
     delete this;
   }
@@ -49,6 +84,7 @@ Connections::Connections(int rank, int size)
       peers_(static_cast<std::size_t>(size)),
       max_header_bytes_(worker_.ucx().max_header_bytes() - sizeof(Envelope)) {
   worker_.ucx().set_handler(kMessage, on_message, this);
+  worker_.ucx().set_handler(kBatch, on_batch, this);
   worker_.ucx().set_handler(kFarewell, on_farewell, this);
 }
 
@@ -93,26 +129,55 @@ void Connections::detach(std::uint32_t channel) {
   receivers_.erase(channel);
 }
 
-void Connections::send(int peer, Message message) {
-  std::vector<std::byte> header(sizeof(Envelope) + message.header.size());
+std::vector<std::byte> Connections::seal(std::uint32_t channel,
+                                         std::span<const std::byte> header) const {
+  std::vector<std::byte> sealed(sizeof(Envelope) + header.size());
   const Envelope envelope{
-      .token = token_, .source = static_cast<std::uint32_t>(rank_), .channel = message.channel};
-  std::memcpy(header.data(), &envelope, sizeof envelope);
-  if (!message.header.empty()) {
-    std::memcpy(header.data() + sizeof envelope, message.header.data(), message.header.size());
-  }
-  const std::lock_guard lock(mutex());
-  post(peer, kMessage, std::move(header), std::move(message));
+      .token = token_, .source = static_cast<std::uint32_t>(rank_), .channel = channel};
+  std::memcpy(sealed.data(), &envelope, sizeof envelope);
+  std::copy(header.begin(), header.end(), sealed.begin() + sizeof envelope);
+  return sealed;
 }
 
-// With the mutex held.
-void Connections::post(int peer, unsigned message, std::vector<std::byte> header, Message body) {
-  const std::span<const std::byte> payload = body.payload;
-  auto* const sending = new Sending;
+void Connections::send(int peer, Message message) {
+  const std::lock_guard lock(mutex());
+  const bool is_short = message.payload.size() <= kShortBytes;
+  if (!peers_[peer].held.empty()) {
+    if (is_short) peers_[peer].held.push_back(std::move(message));
+    post_held(peer);
+    if (is_short) return;
+  }
+  auto sending = std::make_unique<Sending>();
+  sending->head = seal(message.channel, message.header);
+  sending->messages.push_back(std::move(message));
+  post(peer, kMessage, std::move(sending));
+}
+
+void Connections::send_with_next(int peer, Message message) {
+  if (message.payload.size() > kShortBytes) {
+    send(peer, std::move(message));
+    return;
+  }
+  const std::lock_guard lock(mutex());
+  Peer& to = peers_[peer];
+  to.held_bytes += message.payload.size();
+  to.held.push_back(std::move(message));
+  if (to.held_bytes >= kFullBatchBytes) post_held(peer);
+}
+
+// With the mutex held, as post.
+void Connections::post_held(int peer) {
+  auto sending = std::make_unique<Sending>();
+  sending->head = seal(0, {});
+  sending->messages = std::exchange(peers_[peer].held, {});
+  sending->frame();
+  peers_[peer].held_bytes = 0;
+  post(peer, kBatch, std::move(sending));
+}
+
+void Connections::post(int peer, unsigned message, std::unique_ptr<Sending> owned) {
+  Sending* const sending = owned.release();  // ends itself
   sending->self = this;
-  sending->head = std::move(header);
-  sending->keep = std::move(body.keep);
-  sending->left = std::move(body.left);
   ++num_sending_;
   if (peers_[peer].lost || peers_[peer].endpoint == nullptr) {
     sending->end();
@@ -126,9 +191,21 @@ void Connections::post(int peer, unsigned message, std::vector<std::byte> header
     static_cast<Sending*>(user_data)->end();
     ucp_request_free(request);
   };
-  void* const request =
-      ucp_am_send_nbx(peers_[peer].endpoint, message, sending->head.data(), sending->head.size(),
-                      payload.data(), payload.size(), &params);
+  const void* data = nullptr;
+  std::size_t count = 0;
+  if (message == kBatch) {
+    // Whole, so that its parts are at hand when it is there.
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE;
+    params.flags = UCP_AM_SEND_FLAG_EAGER;
+    params.datatype = ucp_dt_make_iov();
+    data = sending->pieces.data();
+    count = sending->pieces.size();
+  } else if (!sending->messages.empty()) {
+    data = sending->messages.front().payload.data();
+    count = sending->messages.front().payload.size();
+  }
+  void* const request = ucp_am_send_nbx(peers_[peer].endpoint, message, sending->head.data(),
+                                        sending->head.size(), data, count, &params);
   if (UCS_PTR_IS_PTR(request)) {
     worker_.push();
     return;
@@ -193,6 +270,26 @@ ucs_status_t Connections::on_message(void* argument, const void* header, std::si
   return UCS_INPROGRESS;
 }
 
+ucs_status_t Connections::on_batch(void* argument, const void* header, std::size_t header_bytes,
+                                   void* data, std::size_t data_bytes,
+                                   const ucp_am_recv_param_t* param) {
+  auto& self = *static_cast<Connections*>(argument);
+  const std::optional<Envelope> envelope = self.open(header, header_bytes);
+  if (!envelope || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
+  for_each_in_batch({static_cast<const std::byte*>(data), data_bytes},
+                    [&](std::uint32_t channel, std::span<const std::byte> part_header,
+                        std::span<const std::byte> payload) {
+                      const auto receiver = self.receivers_.find(channel);
+                      if (receiver == self.receivers_.end()) return;
+                      const auto delivery = receiver->second->accept(
+                          static_cast<int>(envelope->source), part_header, payload.size());
+                      if (!delivery) return;
+                      std::copy(payload.begin(), payload.end(), delivery->where);
+                      delivery->done();
+                    });
+  return UCS_OK;
+}
+
 ucs_status_t Connections::on_farewell(void* argument, const void* header, std::size_t header_bytes,
                                       void*, std::size_t, const ucp_am_recv_param_t*) {
   auto& self = *static_cast<Connections*>(argument);
@@ -232,7 +329,9 @@ void Connections::post_farewell(int peer, bool is_answer) {
       .envelope = {.token = token_, .source = static_cast<std::uint32_t>(rank_), .channel = 0},
       .is_answer = is_answer ? 1U : 0U};
   const auto bytes = std::as_bytes(std::span(&farewell, 1));
-  post(peer, kFarewell, {bytes.begin(), bytes.end()}, {});
+  auto sending = std::make_unique<Sending>();
+  sending->head.assign(bytes.begin(), bytes.end());
+  post(peer, kFarewell, std::move(sending));
 }
 
 // Without this a rank that has done its part and ends could take along what its peers have not read

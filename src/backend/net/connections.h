@@ -71,6 +71,9 @@ class Connections {
   };
   // Never waits. What is sent to a peer that is lost goes nowhere.
   void send(int peer, Message message);
+  // The same, but a short message, which is copied on its way in any case, waits for the next one
+  // to this peer, which must follow, and leaves with it.
+  void send_with_next(int peer, Message message);
 
   // As RemotePeers' of these names.
   void progress() { worker_.progress(); }
@@ -90,7 +93,9 @@ class Connections {
   struct Peer {
     ucp_ep_h endpoint = nullptr;
     std::optional<std::string> lost;
-    bool has_all = false;  // it has answered this rank's goodbye
+    bool has_all = false;       // it has answered this rank's goodbye
+    std::vector<Message> held;  // to leave with the next
+    std::size_t held_bytes = 0;
   };
   struct Sending;
   struct Receiving;
@@ -98,13 +103,18 @@ class Connections {
   static ucs_status_t on_message(void* self, const void* header, std::size_t header_bytes,
                                  void* data, std::size_t data_bytes,
                                  const ucp_am_recv_param_t* param);
+  static ucs_status_t on_batch(void* self, const void* header, std::size_t header_bytes, void* data,
+                               std::size_t data_bytes, const ucp_am_recv_param_t* param);
   static ucs_status_t on_farewell(void* self, const void* header, std::size_t header_bytes,
                                   void* data, std::size_t data_bytes,
                                   const ucp_am_recv_param_t* param);
   static void on_error(void* self, ucp_ep_h endpoint, ucs_status_t status);
 
   [[nodiscard]] std::optional<Envelope> open(const void* header, std::size_t header_bytes) const;
-  void post(int peer, unsigned message, std::vector<std::byte> header, Message body);
+  [[nodiscard]] std::vector<std::byte> seal(std::uint32_t channel,
+                                            std::span<const std::byte> header) const;
+  void post_held(int peer);
+  void post(int peer, unsigned message, std::unique_ptr<Sending> sending);
   void post_farewell(int peer, bool is_answer);
   void lose(int peer, const std::string& why);
   void say_goodbye();

@@ -262,18 +262,16 @@ void RemoteLink::send_rows(int peer, const Rows& rows, MessageKind kind,
   }
   std::atomic<std::int64_t>& leaving = inbox_->num_leaving(peer, layout::parity(rows.epoch));
   leaving.fetch_add(1, std::memory_order_relaxed);
-  connections_->send(
-      peer,
-      {.channel = channel_,
-       .header = std::move(bytes),
-       .payload = {rows.rows, static_cast<std::size_t>(rows.count * rows.pitch)},
-       .keep = inbox_,
-       // The reads are over before whoever sees it writes. Pairs with the acquire in has_left.
-       .left = [inbox = inbox_, &leaving] {
-         if (leaving.fetch_sub(1, std::memory_order_release) == 1) {
-           inbox->memory().wake();
-         }
-       }});
+  Connections::Message message{
+      .channel = channel_,
+      .header = std::move(bytes),
+      .payload = {rows.rows, static_cast<std::size_t>(rows.count * rows.pitch)},
+      .keep = inbox_,
+      // The reads are over before whoever sees it writes. Pairs with the acquire in has_left.
+      .left = [inbox = inbox_, &leaving] {
+        if (leaving.fetch_sub(1, std::memory_order_release) == 1) inbox->memory().wake();
+      }};
+  connections_->send_with_next(peer, std::move(message));  // words follow all rows
 }
 
 void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/net/batch.h"
 #include "backend/net/remote_link.h"
 #include "support/guarded_block.h"
 
@@ -136,6 +137,43 @@ TEST_F(InboxTest, TakesNoMemoryForWordsThatCannotBe) {
   const BufferHeader header{};
   EXPECT_FALSE(
       inbox_->accept(1, std::as_bytes(std::span(&header, 1)), std::size_t{1} << 40).has_value());
+}
+
+std::vector<std::byte> in_batch(const Frame& frame, std::size_t bytes) {
+  std::vector<std::byte> part(sizeof frame + bytes, std::byte{5});
+  std::memcpy(part.data(), &frame, sizeof frame);
+  return part;
+}
+
+// The payload of each message that is taken.
+std::vector<std::size_t> taken(const std::vector<std::byte>& batch) {
+  std::vector<std::size_t> sizes;
+  for_each_in_batch(batch, [&](std::uint32_t channel, std::span<const std::byte> header,
+                               std::span<const std::byte> payload) {
+    EXPECT_EQ(channel, 3U);
+    EXPECT_EQ(header.size(), 8U);
+    sizes.push_back(payload.size());
+  });
+  return sizes;
+}
+
+TEST(Batch, MessagesAreTakenUpToTheFirstThatIsNotWhole) {
+  std::vector<std::byte> batch =
+      in_batch({.channel = 3, .header_bytes = 8, .payload_bytes = 24}, 32);
+  const auto empty = in_batch({.channel = 3, .header_bytes = 8, .payload_bytes = 0}, 8);
+  batch.insert(batch.end(), empty.begin(), empty.end());
+  EXPECT_EQ(taken(batch), (std::vector<std::size_t>{24, 0}));
+  const std::size_t whole = batch.size();
+  batch.insert(batch.end(), empty.begin(), empty.end());
+  for (std::size_t size = whole; size < batch.size(); ++size) {
+    EXPECT_EQ(taken({batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(size)}),
+              (std::vector<std::size_t>{24, 0}));
+  }
+  for (const std::uint64_t lie : {std::uint64_t{1}, UINT64_MAX, UINT64_MAX - 7}) {
+    EXPECT_TRUE(
+        taken(in_batch({.channel = 3, .header_bytes = 8, .payload_bytes = lie}, 8)).empty());
+  }
+  EXPECT_TRUE(taken(in_batch({.channel = 3, .header_bytes = 9, .payload_bytes = 0}, 8)).empty());
 }
 
 // Notes what it is to carry, in the order of the calls.
