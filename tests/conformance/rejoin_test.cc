@@ -9,7 +9,7 @@
 #include <optional>
 #include <thread>
 
-#include "support/exchange.h"
+#include "support/party.h"
 
 namespace tandem::test {
 namespace {
@@ -33,13 +33,6 @@ Shape entangled(int num_ranks) {
           .routing = Routing::kFull};
 }
 
-struct Cases {
-  Scenario all;
-  Scenario rest;
-  explicit Cases(const Shape& shape, int newcomer = kNewcomer)
-      : all(make_scenario(shape)), rest(without(all, {newcomer})) {}
-};
-
 BufferOptions open_for(const Shape& shape, const std::string& door) {
   BufferOptions options = options_for(shape);
   options.on_timeout = OnTimeout::kMask;
@@ -47,40 +40,10 @@ BufferOptions open_for(const Shape& shape, const std::string& door) {
   return options;
 }
 
-// A pair of operations, judged by who took part. A rank that is lost in the middle of a pair makes
-// two mixed results, which are not looked at here.
-class Pairs {
- public:
-  Pairs(Rank& rank, const Cases& cases, const Buffer& buffer, int newcomer)
-      : newcomer_(newcomer), all_(rank, cases.all, buffer), rest_(rank, cases.rest, buffer) {}
-
-  // Was the newcomer there?
-  bool run(Buffer& buffer) {
-    const bool was_there = buffer.active()[newcomer_];
-    all_.dispatch(buffer);
-    all_.finish_dispatch();
-    const bool is_there = all_.result().handle.active()[newcomer_];
-    Exchange& fitting = is_there ? all_ : rest_;
-    fitting.result() = all_.result();
-    if (is_there || !was_there) fitting.check_received();
-    fitting.provide_outputs(buffer);
-    fitting.combine(buffer);
-    fitting.finish_combine();
-    const bool still_there = fitting.result().handle.active()[newcomer_];
-    if (is_there == still_there && (is_there || !was_there)) fitting.check_combined();
-    return still_there;
-  }
-
- private:
-  int newcomer_;
-  Exchange all_;
-  Exchange rest_;
-};
-
 constexpr int kPairs = 4;  // that all run with the newcomer
 
 // The others: run pairs, without and then with it; the lowest lets it in.
-void receive_newcomer(Rank& rank, Pairs& pairs, Buffer& buffer, int newcomer) {
+void receive_newcomer(Rank& rank, Party& party, Buffer& buffer, int newcomer) {
   bool was_away = false;
   int together = 0;
   const auto start = std::chrono::steady_clock::now();
@@ -91,23 +54,24 @@ void receive_newcomer(Rank& rank, Pairs& pairs, Buffer& buffer, int newcomer) {
         buffer.unmask(waiting);
       }
     }
-    const bool is_there = pairs.run(buffer);
+    const bool is_there = party.run(buffer)[newcomer];
     was_away = was_away || !is_there;
     if (was_away && is_there) ++together;
   }
   rank.expect_equal(together, kPairs, "pairs with the newcomer");
 }
 
-void be_newcomer(Rank& everyone, const Cases& cases, const BufferOptions& options, int newcomer) {
+void be_newcomer(Rank& everyone, const Oracles& oracles, const BufferOptions& options,
+                 int newcomer) {
   Rank rank(everyone.communicator(), newcomer);
   for (const auto start = std::chrono::steady_clock::now();;) {
     try {
       Buffer buffer = Buffer::join(newcomer, options);
       rank.expect_equal(buffer.rank(), newcomer, "rank");
-      rank.expect_equal(buffer.num_ranks(), cases.all.shape.num_ranks, "ranks");
-      Pairs pairs(rank, cases, buffer, newcomer);
+      rank.expect_equal(buffer.num_ranks(), oracles.shape().num_ranks, "ranks");
+      Party party(rank, oracles, buffer);
       for (int pair = 0; pair < kPairs; ++pair) {
-        rank.expect(pairs.run(buffer), "it is there");
+        rank.expect(party.run(buffer)[newcomer], "it is there");
       }
       everyone.expect(rank.failures().empty(), rank.failures());
       return;
@@ -127,21 +91,21 @@ Rank member(const Rank& rank, const std::string& name, int size) {
 }
 
 void run_replacement(const Shape& shape, std::uint32_t first_epoch) {
-  const Cases cases(shape);
+  const Oracles oracles(shape);
   const std::string name = fresh_name("replacement");
   const int size = shape.num_ranks;
   run_ranks(size + 1, [&](Rank& everyone) {
     BufferOptions options = open_for(shape, name);
     options.first_epoch = first_epoch;
     if (everyone.index() == size) {
-      be_newcomer(everyone, cases, options, kNewcomer);
+      be_newcomer(everyone, oracles, options, kNewcomer);
       return;
     }
     Rank rank = member(everyone, name, size);
     Buffer buffer(rank.communicator(), options);
-    Pairs pairs(rank, cases, buffer, kNewcomer);
-    for (int pair = 0; pair < 3; ++pair) rank.expect(pairs.run(buffer), "all are there");
-    if (rank.index() != kNewcomer) receive_newcomer(rank, pairs, buffer, kNewcomer);
+    Party party(rank, oracles, buffer);
+    for (int pair = 0; pair < 3; ++pair) rank.expect(party.run(buffer)[kNewcomer], "all are there");
+    if (rank.index() != kNewcomer) receive_newcomer(rank, party, buffer, kNewcomer);
     everyone.expect(rank.failures().empty(), rank.failures());
   });
 }
@@ -163,21 +127,21 @@ TEST(Rejoin, RankThatHasLeftIsReplacedWhileTheOthersRunOn) {
 TEST(Rejoin, RankIsAddedThatHasNeverBeenThere) {
   for (const int present : {1, 2}) {
     const Shape shape = entangled(present + 1);
-    const Cases cases(shape, present);
+    const Oracles oracles(shape);
     const std::string name = fresh_name("growth");
     run_ranks(present + 1, [&](Rank& everyone) {
       BufferOptions options = open_for(shape, name);
       options.max_ranks = present + 1;
       if (everyone.index() == present) {
-        be_newcomer(everyone, cases, options, present);
+        be_newcomer(everyone, oracles, options, present);
         return;
       }
       Rank rank = member(everyone, name, present);
       Buffer buffer(rank.communicator(), options);
       rank.expect_equal(buffer.num_ranks(), present + 1, "ranks that there may be");
       rank.expect(!buffer.active()[present], "the last is not there yet");
-      Pairs pairs(rank, cases, buffer, present);
-      receive_newcomer(rank, pairs, buffer, present);
+      Party party(rank, oracles, buffer);
+      receive_newcomer(rank, party, buffer, present);
       everyone.expect(rank.failures().empty(), rank.failures());
     });
   }
@@ -186,21 +150,21 @@ TEST(Rejoin, RankIsAddedThatHasNeverBeenThere) {
 // A rank that has never been there has said nothing of operation 0 either.
 TEST(Rejoin, FirstOperationOfANewRankMayBeTheOneAfterTheWrap) {
   const Shape shape = entangled(2);
-  const Cases cases(shape);
+  const Oracles oracles(shape);
   const std::string name = fresh_name("wrap");
   run_ranks(2, [&](Rank& everyone) {
     BufferOptions options = open_for(shape, name);
     options.max_ranks = 2;
     options.first_epoch = 0xfffffffeU;  // a rank is let in for the operation after the next
     if (everyone.index() == kNewcomer) {
-      be_newcomer(everyone, cases, options, kNewcomer);
+      be_newcomer(everyone, oracles, options, kNewcomer);
       return;
     }
     Rank rank = member(everyone, name, 1);
     Buffer buffer(rank.communicator(), options);
-    Pairs pairs(rank, cases, buffer, kNewcomer);
+    Party party(rank, oracles, buffer);
     while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
-    receive_newcomer(rank, pairs, buffer, kNewcomer);
+    receive_newcomer(rank, party, buffer, kNewcomer);
     everyone.expect(rank.failures().empty(), rank.failures());
   });
 }
@@ -209,18 +173,18 @@ TEST(Rejoin, FirstOperationOfANewRankMayBeTheOneAfterTheWrap) {
 TEST(Rejoin, TurnoverLeaksNothing) {
   constexpr int kTurns = 5;
   const Shape shape = entangled(2);
-  const Cases cases(shape);
+  const Oracles oracles(shape);
   const std::string name = fresh_name("turnover");
   run_ranks(2, [&](Rank& everyone) {
     BufferOptions options = open_for(shape, name);
     Rank rank = member(everyone, name, 2);
     auto buffer = std::make_unique<Buffer>(rank.communicator(), options);
-    auto pairs = std::make_unique<Pairs>(rank, cases, *buffer, kNewcomer);
-    rank.expect(pairs->run(*buffer), "both are there");
+    auto party = std::make_unique<Party>(rank, oracles, *buffer);
+    rank.expect(party->run(*buffer)[kNewcomer], "both are there");
     if (rank.index() == kNewcomer) {
-      pairs.reset();
+      party.reset();
       buffer.reset();
-      for (int turn = 0; turn < kTurns; ++turn) be_newcomer(rank, cases, options, kNewcomer);
+      for (int turn = 0; turn < kTurns; ++turn) be_newcomer(rank, oracles, options, kNewcomer);
     } else {
       const auto num_mappings = [] {
         std::ifstream maps("/proc/self/maps");
@@ -230,10 +194,10 @@ TEST(Rejoin, TurnoverLeaksNothing) {
         }
         return count;
       };
-      receive_newcomer(rank, *pairs, *buffer, kNewcomer);
+      receive_newcomer(rank, *party, *buffer, kNewcomer);
       const int mappings = num_mappings();
       for (int turn = 1; turn < kTurns; ++turn) {
-        receive_newcomer(rank, *pairs, *buffer, kNewcomer);
+        receive_newcomer(rank, *party, *buffer, kNewcomer);
       }
       if (ranks_are_processes()) rank.expect_equal(num_mappings(), mappings, "mappings");
     }
@@ -245,26 +209,26 @@ TEST(Rejoin, TurnoverLeaksNothing) {
 TEST(Rejoin, KilledRankIsReplaced) {
   if (!ranks_are_processes()) return;
   const Shape shape = entangled(3);
-  const Cases cases(shape);
+  const Oracles oracles(shape);
   for (int trial = 0; trial < 4; ++trial) {
     const std::string name = fresh_name("killed");
     const auto exits = run_processes(4, [&](const Communicator& launched) {
       Rank everyone(launched);
       const BufferOptions options = open_for(shape, name);
       if (everyone.index() == 3) {
-        be_newcomer(everyone, cases, options, kNewcomer);
+        be_newcomer(everyone, oracles, options, kNewcomer);
       } else {
         Rank rank = member(everyone, name, 3);
         Buffer buffer(rank.communicator(), options);
-        Pairs pairs(rank, cases, buffer, kNewcomer);
+        Party party(rank, oracles, buffer);
         if (rank.index() == kNewcomer) {
           std::thread([trial] {
             std::this_thread::sleep_for(trial * 700us);
             ::raise(SIGKILL);
           }).detach();
-          for (;;) pairs.run(buffer);
+          for (;;) party.run(buffer);
         }
-        receive_newcomer(rank, pairs, buffer, kNewcomer);
+        receive_newcomer(rank, party, buffer, kNewcomer);
         everyone.expect(rank.failures().empty(), rank.failures());
       }
       if (!everyone.failures().empty()) throw std::runtime_error(everyone.failures());

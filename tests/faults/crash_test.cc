@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <set>
 
-#include "faults/party.h"
 #include "faults/script.h"
 #include "faults/settings.h"
+#include "support/party.h"
 
 namespace tandem::test {
 namespace {
@@ -402,7 +402,7 @@ TEST_P(Crash, NobodyMasksItself) {
       script.drop(Point::kArrived, kVictim);
       expect_failure();
     } else {
-      Exchange& exchange = party.exchange(Present(rank.size(), true));
+      Exchange& exchange = party.exchange();
       exchange.dispatch(buffer);
       exchange.finish_dispatch();
       common.wait(kGaveUp);

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "faults/party.h"
 #include "faults/script.h"
 #include "faults/settings.h"
+#include "support/party.h"
 
 namespace tandem::test {
 namespace {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "faults/party.h"
 #include "faults/script.h"
 #include "faults/settings.h"
+#include "support/party.h"
 
 namespace tandem::test {
 

@@ -10,8 +10,8 @@
 #include <sstream>
 #include <thread>
 
-#include "faults/party.h"
 #include "faults/settings.h"
+#include "support/party.h"
 
 namespace tandem::test {
 namespace {

@@ -42,8 +42,9 @@ class Party {
   // Rows of the last dispatch that were counted and lost.
   [[nodiscard]] int num_blank_rows() const { return num_blank_rows_; }
 
-  // The tensors and calls of the problem as it is when these are there.
+  // The tensors and calls of the problem as it is when these are there; without an argument, all.
   [[nodiscard]] Exchange& exchange(const Present& present);
+  [[nodiscard]] Exchange& exchange() { return exchange(Present(buffer_.num_ranks(), true)); }
 
  private:
   // Judges a dispatch in which `present` took part to the end. Rows of others may have been counted

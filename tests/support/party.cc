@@ -1,4 +1,4 @@
-#include "faults/party.h"
+#include "support/party.h"
 
 #include <algorithm>
 
@@ -132,7 +132,7 @@ Present Party::run(Buffer& buffer) {
 }
 
 Present Party::run(Buffer& buffer, const std::function<void()>& between) {
-  Exchange& sender = exchange(Present(buffer_.num_ranks(), true));
+  Exchange& sender = exchange();
   sender.dispatch(buffer);
   handle_ = sender.result().handle;
   sender.finish_dispatch();
@@ -156,7 +156,7 @@ Present Party::run(Buffer& buffer, const std::function<void()>& between) {
 }
 
 void fail_together(Rank& rank, Party& party, Buffer& buffer) {
-  Exchange& exchange = party.exchange(Present(buffer.num_ranks(), true));
+  Exchange& exchange = party.exchange();
   DispatchOptions options = exchange.dispatch_options();
   if (rank.index() == 0) options.row_alignment = 2;
   try {
