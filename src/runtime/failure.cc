@@ -77,6 +77,34 @@ Failure missing_ranks_failure(std::span<const int> missing, int size, const std:
                      what + " in time"};
 }
 
+std::optional<Failure> contradiction(const Claim& theirs, const Claim& own,
+                                     const std::function<bool(int)>& has_come,
+                                     const std::string& what) {
+  const std::string who = "rank " + std::to_string(theirs.rank);
+  Failure failure = setup_failure(ErrorCode::kInvalidArgument, theirs.rank, "");
+  if (theirs.version != own.version) {
+    failure.info.code = ErrorCode::kMismatch;
+    failure.info.expected = own.version;
+    failure.info.seen = theirs.version;
+    failure.message = who + " speaks version " + std::to_string(theirs.version) +
+                      " of the protocol, rank 0 version " + std::to_string(own.version);
+  } else if (theirs.size != own.size) {
+    failure.info.expected = own.size;
+    failure.info.seen = theirs.size;
+    failure.message = who + " says that there are " + std::to_string(theirs.size) +
+                      " ranks, rank 0 says " + std::to_string(own.size) + ", in " + what;
+  } else if (theirs.rank < 0 || theirs.rank >= own.size) {
+    failure.info.expected = own.size - 1;
+    failure.info.seen = theirs.rank;
+    failure.message = who + " is outside [0, " + std::to_string(own.size) + "), in " + what;
+  } else if (theirs.rank == own.rank || has_come(theirs.rank)) {
+    failure.message = "two processes say that they are " + who + " of " + what;
+  } else {
+    return {};
+  }
+  return failure;
+}
+
 std::string list_ranks(std::span<const int> ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   const std::size_t listed = std::min(ranks.size(), kMaxListedRanks);

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,6 +38,19 @@ Failure setup_failure(ErrorCode code, int peer, std::string message);
 // did not come to.
 Failure missing_ranks_failure(std::span<const int> missing, int size, const std::string& what,
                               std::chrono::nanoseconds waited, std::chrono::nanoseconds limit);
+
+// What a rank says of itself when it meets rank 0.
+struct Claim {
+  std::uint32_t version = 0;  // of the protocol
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+};
+
+// Why a rank that says `theirs` cannot be let in by rank 0, whose own claim is `own`;
+// nothing if it can. `has_come(rank)`: has somebody else said so? `what` says where they meet.
+std::optional<Failure> contradiction(const Claim& theirs, const Claim& own,
+                                     const std::function<bool(int)>& has_come,
+                                     const std::string& what);
 
 // "rank 3", "ranks 0, 2 and 5"; the first 16 and the number of the others if there are many.
 std::string list_ranks(std::span<const int> ranks);

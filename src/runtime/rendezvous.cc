@@ -203,31 +203,10 @@ class Host {
   }
 
   [[nodiscard]] std::optional<Failure> contradiction(const Hello& hello) const {
-    const std::string who = "rank " + std::to_string(hello.rank);
-    Failure failure = setup_failure(ErrorCode::kInvalidArgument, hello.rank, "");
-    if (hello.version != kProtocolVersion) {
-      failure.info.code = ErrorCode::kMismatch;
-      failure.info.expected = kProtocolVersion;
-      failure.info.seen = hello.version;
-      failure.message = who + " speaks version " + std::to_string(hello.version) +
-                        " of the protocol, rank 0 version " + std::to_string(kProtocolVersion);
-    } else if (hello.size != meeting_.size) {
-      failure.info.expected = meeting_.size;
-      failure.info.seen = hello.size;
-      failure.message = who + " says that there are " + std::to_string(hello.size) +
-                        " ranks, rank 0 says " + std::to_string(meeting_.size) + ", in " +
-                        meeting_.what();
-    } else if (hello.rank < 0 || hello.rank >= meeting_.size) {
-      failure.info.expected = meeting_.size - 1;
-      failure.info.seen = hello.rank;
-      failure.message =
-          who + " is outside [0, " + std::to_string(meeting_.size) + "), in " + meeting_.what();
-    } else if (hello.rank == 0 || members_[hello.rank]) {
-      failure.message = "two processes say that they are " + who + " of " + meeting_.what();
-    } else {
-      return {};
-    }
-    return failure;
+    return runtime::contradiction(
+        {.version = hello.version, .rank = hello.rank, .size = hello.size},
+        {.version = kProtocolVersion, .rank = 0, .size = meeting_.size},
+        [this](int rank) { return static_cast<bool>(members_[rank]); }, meeting_.what());
   }
 
   void tell(Channel& channel, const Failure& failure) const {

@@ -274,7 +274,12 @@ class Host final : public Meeting {
                                    "rank 0 of " + what() + " has another secret"));
       return;
     }
-    if (!failure_) failure_ = contradiction(hello);
+    if (!failure_) {
+      failure_ = runtime::contradiction(
+          {.version = hello.version, .rank = hello.rank, .size = hello.size},
+          {.version = kVersion, .rank = 0, .size = place_.size},
+          [this](int rank) { return members_.contains(rank); }, what());
+    }
     if (failure_) {
       tell(endpoint, *failure_);
       return;
@@ -285,26 +290,6 @@ class Host final : public Meeting {
     bytes = bytes.subspan(hello.secret_bytes);
     members_[hello.rank] = {.endpoint = endpoint, .message = {bytes.begin(), bytes.end()}};
     send(endpoint, kEntered, {}, {});
-  }
-
-  [[nodiscard]] std::optional<Failure> contradiction(const ContributionHeader& hello) const {
-    const std::string who = "rank " + std::to_string(hello.rank);
-    Failure failure = setup_failure(ErrorCode::kInvalidArgument, hello.rank, "");
-    if (hello.version != kVersion) {
-      failure.info.code = ErrorCode::kMismatch;
-      failure.message = who + " speaks version " + std::to_string(hello.version) +
-                        " of the protocol, rank 0 version " + std::to_string(kVersion);
-    } else if (hello.size != place_.size) {
-      failure.info.expected = place_.size;
-      failure.info.seen = hello.size;
-      failure.message = who + " says that there are " + std::to_string(hello.size) +
-                        " ranks, rank 0 says " + std::to_string(place_.size) + ", in " + what();
-    } else if (hello.rank <= 0 || hello.rank >= place_.size || members_.contains(hello.rank)) {
-      failure.message = "two processes say that they are " + who + " of " + what();
-    } else {
-      return {};
-    }
-    return failure;
   }
 
   void tell(ucp_ep_h endpoint, const Failure& failure) {
