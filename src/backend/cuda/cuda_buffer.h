@@ -2,7 +2,8 @@
 // protocol itself is in the kernels.
 //
 // No call after the constructor allocates or synchronises the device: a peer rank on the same GPU
-// may be waiting for this rank's next launch.
+// may be waiting for this rank's next launch. mask, unmask, recover and participants_of wait for
+// this rank's own operations.
 //
 // Thread safety: one caller at a time.
 #pragma once
