@@ -54,6 +54,9 @@ class RemotePeers {
     std::span<const layout::Word> values;
   };
   virtual void send_words(int peer, std::span<const WordRun> runs) = 0;
+  // The same for words that nobody is waiting for yet: they may leave with what is sent to the peer
+  // next, within a millisecond.
+  virtual void send_words_with_next(int peer, std::span<const WordRun> runs) = 0;
 
   // Has all that was sent to `peer` in epochs of this parity left the memory it was read from?
   [[nodiscard]] virtual bool has_left(int peer, int parity) const = 0;

@@ -191,7 +191,7 @@ void CpuBuffer::publish_completed(Epoch epoch) {
     seam().store(Point::kCompleted, peer, word(peer, offset), completed, std::memory_order_release);
   }
   ring_all();
-  if (remote_) publish_remote(offset, completed);
+  if (remote_) publish_remote_completed(offset, completed);
 }
 
 void CpuBuffer::acquire_combine_half(int half) {

@@ -164,6 +164,9 @@ class CpuBuffer final : public runtime::BackendBuffer {
                              std::span<const std::int32_t> counts);
   // Sends one word to every peer on another host, after all that was sent before.
   void publish_remote(std::int64_t offset, Word word);
+  // The same, but with the next operation's header if that follows soon: peers wait for it two
+  // operations later.
+  void publish_remote_completed(std::int64_t offset, Word word);
   // Has what this rank sent in epochs like this one left its memory?
   [[nodiscard]] bool has_left(int peer, Epoch epoch) const;
   // Sends the rows that write_rows has staged, and their source tokens.

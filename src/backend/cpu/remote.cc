@@ -67,6 +67,13 @@ void CpuBuffer::publish_remote(std::int64_t offset, Word word) {
   }
 }
 
+void CpuBuffer::publish_remote_completed(std::int64_t offset, Word word) {
+  const runtime::RemotePeers::WordRun run{offset, {&word, 1}};
+  for (const int peer : peers_.active()) {
+    if (is_remote(peer)) remote_->send_words_with_next(peer, {&run, 1});
+  }
+}
+
 bool CpuBuffer::has_left(int peer, Epoch epoch) const {
   return !is_remote(peer) || remote_->has_left(peer, layout::parity(epoch));
 }

@@ -90,7 +90,7 @@ Connections::Connections(int rank, int size)
 
 void Connections::start(std::uint64_t token) {
   token_ = token;
-  worker_.start();
+  worker_.start([this] { post_all_held(); });
 }
 
 Connections::~Connections() {
@@ -162,7 +162,17 @@ void Connections::send_with_next(int peer, Message message) {
   Peer& to = peers_[peer];
   to.held_bytes += message.payload.size();
   to.held.push_back(std::move(message));
-  if (to.held_bytes >= kFullBatchBytes) post_held(peer);
+  if (to.held_bytes >= kFullBatchBytes) {
+    post_held(peer);
+  } else if (to.held.size() == 1) {
+    worker_.push();  // posts it, unless this thread has done so by then
+  }
+}
+
+void Connections::post_all_held() {
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    if (!peers_[peer].held.empty()) post_held(static_cast<int>(peer));
+  }
 }
 
 // With the mutex held, as post.
@@ -216,6 +226,7 @@ void Connections::post(int peer, unsigned message, std::unique_ptr<Sending> owne
 
 void Connections::rest() {
   const std::lock_guard lock(mutex());
+  post_all_held();
   worker_.hand_over();
 }
 
@@ -338,6 +349,7 @@ void Connections::post_farewell(int peer, bool is_answer) {
 // yet: the system resets a connection that is closed with unread bytes.
 void Connections::say_goodbye() {
   std::unique_lock lock(mutex());
+  post_all_held();
   const Deadline deadline = Deadline::after(kFarewellTimeout);
   worker_.changed().wait_until(lock, deadline.at(), [this] { return num_sending_ == 0; });
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {

@@ -72,7 +72,7 @@ class Connections {
   // Never waits. What is sent to a peer that is lost goes nowhere.
   void send(int peer, Message message);
   // The same, but a short message, which is copied on its way in any case, waits for the next one
-  // to this peer, which must follow, and leaves with it.
+  // to this peer, and leaves with it, or after a moment.
   void send_with_next(int peer, Message message);
 
   // As RemotePeers' of these names.
@@ -114,6 +114,7 @@ class Connections {
   [[nodiscard]] std::vector<std::byte> seal(std::uint32_t channel,
                                             std::span<const std::byte> header) const;
   void post_held(int peer);
+  void post_all_held();
   void post(int peer, unsigned message, std::unique_ptr<Sending> sending);
   void post_farewell(int peer, bool is_answer);
   void lose(int peer, const std::string& why);

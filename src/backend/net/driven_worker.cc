@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "tandem/error.h"
 
@@ -29,7 +30,8 @@ DrivenWorker::DrivenWorker() : stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   }
 }
 
-void DrivenWorker::start() {
+void DrivenWorker::start(std::function<void()> first) {
+  first_ = std::move(first);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -69,6 +71,7 @@ void DrivenWorker::run() {
                       {.fd = stop_.get(), .events = POLLIN, .revents = 0}};
   std::unique_lock lock(mutex_);
   while (!stopping_) {
+    first_();
     worker_.drain_and_arm();
     changed_.notify_all();
     attended_ = false;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -24,8 +25,9 @@ class DrivenWorker {
   DrivenWorker(const DrivenWorker&) = delete;
   DrivenWorker& operator=(const DrivenWorker&) = delete;
 
-  // Once handlers are installed. What these refer to must last until stop() has returned.
-  void start();
+  // Once handlers are installed. What these refer to must last until stop() has returned. The
+  // thread calls `first`, with the mutex held, each time before it looks.
+  void start(std::function<void()> first = [] {});
   void stop();
 
   [[nodiscard]] UcxWorker& ucx() { return worker_; }
@@ -53,6 +55,7 @@ class DrivenWorker {
   void run();
 
   UcxWorker worker_;
+  std::function<void()> first_;
   runtime::Descriptor stop_;  // an eventfd
   bool stopping_ = false;
   bool attended_ = false;  // progress() has been called since the thread looked whether it is

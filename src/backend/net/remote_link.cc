@@ -35,6 +35,19 @@ bool lies_in(std::int64_t offset, std::int64_t bytes, std::int64_t end) {
   return offset >= 0 && bytes >= 0 && bytes <= end && offset <= end - bytes;
 }
 
+std::vector<std::byte> encode(std::span<const runtime::RemotePeers::WordRun> runs) {
+  std::vector<std::byte> payload;
+  for (const auto& run : runs) {
+    const RunHeader header{.offset = run.offset,
+                           .count = static_cast<std::int64_t>(run.values.size())};
+    const auto head = std::as_bytes(std::span(&header, 1));
+    const auto words = std::as_bytes(run.values);
+    payload.insert(payload.end(), head.begin(), head.end());
+    payload.insert(payload.end(), words.begin(), words.end());
+  }
+  return payload;
+}
+
 }  // namespace
 
 Inbox::Inbox(runtime::RemoteMemory memory, int size)
@@ -275,16 +288,11 @@ void RemoteLink::send_rows(int peer, const Rows& rows, MessageKind kind,
 }
 
 void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {
-  std::vector<std::byte> payload;
-  for (const WordRun& run : runs) {
-    const RunHeader header{.offset = run.offset,
-                           .count = static_cast<std::int64_t>(run.values.size())};
-    const auto head = std::as_bytes(std::span(&header, 1));
-    const auto words = std::as_bytes(run.values);
-    payload.insert(payload.end(), head.begin(), head.end());
-    payload.insert(payload.end(), words.begin(), words.end());
-  }
-  send_bytes(peer, MessageKind::kWords, std::move(payload));
+  send_bytes(peer, MessageKind::kWords, encode(runs));
+}
+
+void RemoteLink::send_words_with_next(int peer, std::span<const WordRun> runs) {
+  connections_->send_with_next(peer, message(peer, MessageKind::kWords, encode(runs)));
 }
 
 void RemoteLink::come_to_recover(layout::Epoch next, const std::optional<runtime::Failure>& cause) {
@@ -309,7 +317,7 @@ runtime::Failure RemoteLink::failure() const {
   return *inbox_->failure();
 }
 
-void RemoteLink::send_bytes(int peer, MessageKind kind, std::vector<std::byte> bytes) {
+Connections::Message RemoteLink::message(int peer, MessageKind kind, std::vector<std::byte> bytes) {
   const auto payload = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
   const BufferHeader header{.sequence = sequence_[peer]++,
                             .kind = static_cast<std::uint32_t>(kind),
@@ -319,11 +327,11 @@ void RemoteLink::send_bytes(int peer, MessageKind kind, std::vector<std::byte> b
                             .epoch = 0,
                             .zero = 0};
   const auto head = std::as_bytes(std::span(&header, 1));
-  connections_->send(peer, {.channel = channel_,
-                            .header = {head.begin(), head.end()},
-                            .payload = *payload,
-                            .keep = payload,
-                            .left = {}});
+  return {.channel = channel_,
+          .header = {head.begin(), head.end()},
+          .payload = *payload,
+          .keep = payload,
+          .left = {}};
 }
 
 bool RemoteLink::has_left(int peer, int parity) const {

@@ -114,6 +114,7 @@ class RemoteLink final : public runtime::RemotePeers {
                      std::int64_t sources_offset) override;
   void send_to_landing(int peer, const Rows& rows) override;
   void send_words(int peer, std::span<const WordRun> runs) override;
+  void send_words_with_next(int peer, std::span<const WordRun> runs) override;
   [[nodiscard]] bool has_left(int peer, int parity) const override;
   [[nodiscard]] std::optional<std::string> lost(int peer) const override;
   void send_failure(const runtime::Failure& failure) override;
@@ -129,7 +130,11 @@ class RemoteLink final : public runtime::RemotePeers {
   void leave() override { connections_->leave(); }
 
  private:
-  void send_bytes(int peer, MessageKind kind, std::vector<std::byte> payload);
+  [[nodiscard]] Connections::Message message(int peer, MessageKind kind,
+                                             std::vector<std::byte> payload);
+  void send_bytes(int peer, MessageKind kind, std::vector<std::byte> payload) {
+    connections_->send(peer, message(peer, kind, std::move(payload)));
+  }
   void send_rows(int peer, const Rows& rows, MessageKind kind,
                  std::span<const std::int32_t> sources, std::int64_t sources_offset);
 
