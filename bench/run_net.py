@@ -44,7 +44,8 @@ def parse_arguments():
     parser.add_argument("--formats", type=lambda text: text.split(","), default=["bf16", "fp8"])
     parser.add_argument("--ranks-per-host", type=numbers, default=[1, 2])
     parser.add_argument("--links", type=lambda text: text.split(","), default=list(LINKS))
-    parser.add_argument("--seconds", type=float, default=0.3, help="to measure each case for")
+    parser.add_argument("--seconds", type=float, default=0.2,
+                        help="to measure each case for, per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bin-dir", type=pathlib.Path,
                         default=here.parent / "build" / "bench" / "bench")
