@@ -98,7 +98,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
       2);
   const int num_messages = data.ConsumeIntegralInRange(1, 6);
   for (int i = 0; i < num_messages; ++i) {
-    const auto kind = static_cast<net::MessageKind>(data.ConsumeIntegralInRange(0U, 5U));
+    const auto kind = static_cast<net::MessageKind>(data.ConsumeIntegralInRange(0U, 6U));
     const auto num_sources = data.ConsumeIntegralInRange(0U, 4U);
     std::vector<std::byte> header;
     append(header, net::BufferHeader{.sequence = fuzz::awkward<std::uint64_t>(data, i),
