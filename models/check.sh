@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the models with spin (Debian: spin, and a C compiler).
-#   models/check.sh           what CI runs: some minutes, 2 GB
+#   models/check.sh           what CI runs: four minutes, 2 GB
 #   models/check.sh --long    larger runs besides: half an hour, 12 GB
 # Each run visits every state that the model has with its parameters (no hashing that forgets, no bound
 # on depth), or fails. Prints one line a run. Exit code 0 only if the models as they are have no
@@ -19,8 +19,9 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 status=0
 
-# verify MODEL RANKS OPERATIONS [-DOPTION..]: sets errors, states, seconds. In membership.pml ranks end
-# where they die; it asserts itself that nobody waits for ever, where protocol.pml has invalid end states.
+# verify MODEL RANKS OPERATIONS [-DOPTION..]: sets errors, states, seconds. In membership.pml and
+# recovery.pml ranks end where they die; they assert themselves that nobody waits for ever, where
+# protocol.pml has invalid end states.
 verify() {
   local model=$1 begin=$SECONDS options=(-m10000000)
   [[ $model == protocol ]] || options+=(-E)
@@ -69,11 +70,45 @@ for rule in NO_ACK NO_FINISHED NO_SILENCE NO_BRACKET; do
 done
 fails membership 3 2 "${haste[@]}" -DNO_LAST_LOOK
 
+# Slotted dispatches, with hooks that are held back.
+slotted=-DKINDS=SLOTTED
+holds membership 2 4 "${both[@]}" -DKINDS=COMBINE+SLOTTED
+holds membership 3 1 "${both[@]}" "$slotted"
+holds membership 3 2 "${crash[@]}" "$slotted"
+for rule in NO_ACK NO_FINISHED; do
+  fails membership 3 1 "${both[@]}" "$slotted" "-D$rule"
+done
+
+# Ranks that are let in: again, or for the first time.
+again=("${haste[@]}" -DUNMASKS=1 -DKINDS=PACKED+SLOTTED)
+holds membership 2 4 "${again[@]}"
+for rule in NO_KNOCK NO_TOLD; do
+  fails membership 2 4 "${again[@]}" "-D$rule"
+done
+join=(-DHASTE=0 -DUNMASKS=1 -DJOIN)
+holds membership 2 4 -DCRASHES=1 "${join[@]}" -DKINDS=PACKED+COMBINE+SLOTTED
+holds membership 3 3 -DCRASHES=0 "${join[@]}" "$slotted" -DCOARSE
+for rule in NO_MARGIN NO_ENTRY_LOOK NO_HOOK_LOOK NO_TOLD; do
+  fails membership 3 3 -DCRASHES=0 "${join[@]}" "$slotted" -DCOARSE "-D$rule"
+done
+
+holds recovery 2 2 "${crash[@]}" -DFAILURES=2
+holds recovery 3 1 "${crash[@]}"
+holds recovery 3 1 "${haste[@]}"
+holds recovery 3 2 -DCRASHES=0 -DHASTE=0
+for rule in NO_MAXIMUM NO_ROUND NO_TOLD; do
+  fails recovery 2 2 -DCRASHES=0 -DHASTE=0 -DFAILURES=2 "-D$rule"
+done
+fails recovery 2 2 "${crash[@]}" -DNO_LEAVING
+
 if [[ $long == true ]]; then
   holds protocol 2 40
   holds protocol 3 12
-  holds membership 3 6 "${crash[@]}"
+  holds membership 3 5 "${crash[@]}"
   holds membership 3 3 "${haste[@]}"
   holds membership 3 2 "${both[@]}"
+  holds membership 2 4 -DCRASHES=1 -DHASTE=1 -DUNMASKS=1 -DKINDS=PACKED+SLOTTED
+  holds membership 3 3 -DCRASHES=0 "${join[@]}" "$slotted"
+  holds recovery 2 2 -DCRASHES=1 -DHASTE=1 -DFAILURES=2
 fi
 exit $status
