@@ -134,7 +134,7 @@ void as_door(FuzzedDataProvider& data, const std::string& name) {
     ::shutdown(visitor.get(), SHUT_RDWR);
   });
   try {
-    const auto offer = runtime::visit_door(name, 1, runtime::Deadline::after(kTimeout));
+    const auto offer = runtime::visit_door(name, 1, kTimeout);
     check(!offer || (offer->num_ranks >= 1 && offer->block && offer->board), "an offer is whole");
   } catch (const Error&) {
   }
