@@ -109,19 +109,27 @@ def case_options(hidden, text_format, arguments):
             "--format", text_format, "--seed", str(arguments.seed)]
 
 
-def best_mpi(contenders, operation):
-    """The better MPI way's figure."""
-    return min((contenders[way][operation] for way in ("mpi_default", "mpi_ucx")),
-               key=lambda figure: figure if operation == "pair_us" else figure["median"])
+def time_us(figures, operation):
+    figure = figures[operation]
+    return figure if operation == "pair_us" else figure["median"]
+
+
+def best_mpi_us(contenders, operation):
+    return min(time_us(contenders[way], operation) for way in ("mpi_default", "mpi_ucx"))
 
 
 def lead(contenders):
     """How many times as fast as MPI a round has found Tandem, dispatch and combine together."""
     def total(figures):
-        return figures["dispatch_us"]["median"] + figures["combine_us"]["median"]
+        return time_us(figures, "dispatch_us") + time_us(figures, "combine_us")
 
     return min(total(contenders[way]) for way in ("mpi_default", "mpi_ucx")) / total(
         contenders["tandem"])
+
+
+def median_round(rounds, lead_of):
+    """The round in which Tandem's lead is the median; of two, the lower."""
+    return sorted(rounds, key=lead_of)[(len(rounds) - 1) // 2]
 
 
 def measure(arguments):
@@ -159,7 +167,7 @@ def measure(arguments):
                             of_case.append({"handover_ns": handovers[-1]})
                         of_case[-1][contender] = line
     progress("")
-    figures = {case: sorted(of_case, key=lead)[(len(of_case) - 1) // 2]
+    figures = {case: median_round(of_case, lead)
                for case, of_case in rounds.items()}
     return figures, bandwidth, handovers
 
@@ -211,10 +219,9 @@ def make_rows(figures, bandwidth):
             row[contender] = {key: figure[key]
                               for key in ("dispatch_us", "combine_us", "pair_us", "iterations")}
         row["handover_ns"] = by_contender["handover_ns"]
-        mpi = {operation: best_mpi(by_contender, operation)["median"]
-               for operation in ("dispatch_us", "combine_us")}
-        mpi["pair_us"] = best_mpi(by_contender, "pair_us")
-        own = [tandem[operation]["median"] for operation in ("dispatch_us", "combine_us")]
+        mpi = {operation: best_mpi_us(by_contender, operation)
+               for operation in ("dispatch_us", "combine_us", "pair_us")}
+        own = [time_us(tandem, operation) for operation in ("dispatch_us", "combine_us")]
         row["times_as_fast_as_mpi"] = {
             "dispatch": round(mpi["dispatch_us"] / own[0], 2),
             "combine": round(mpi["combine_us"] / own[1], 2),
@@ -298,6 +305,25 @@ def describe_device():
     return {"model": model, "cores": os.cpu_count(), "caches_of_core_0": caches}
 
 
+def write_results(arguments, others, aims, rows, **more):
+    """What a benchmark of this folder leaves behind, in arguments.json."""
+    program = pathlib.Path(sys.argv[0]).name
+    result = {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": describe_device(),
+        "command": shlex.join([f"bench/{program}", *sys.argv[1:]]),
+        "rounds": arguments.rounds,
+        "seconds_per_case": arguments.seconds,
+        "processor_time_of_others": round(others, 3),
+        "aims": [{"aim": text, "value": value, "met": met} for text, value, met in aims],
+        "rows": rows,
+        **more,
+    }
+    path = pathlib.Path(arguments.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def require_matplotlib():
     try:
         import matplotlib
@@ -362,21 +388,8 @@ def main():
         for text, value, met in aims:
             print(f"  {'met   ' if met else 'missed'} {value:6.2f}  {text}")
     if arguments.json:
-        result = {
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            "device": describe_device(),
-            "command": shlex.join(["bench/run_cpu.py", *sys.argv[1:]]),
-            "rounds": arguments.rounds,
-            "seconds_per_case": arguments.seconds,
-            "processor_time_of_others": round(others, 3),
-            "handover_ns": handovers,
-            "aims": [{"aim": text, "value": value, "met": met} for text, value, met in aims],
-            "rows": rows,
-            "bandwidth": [line for lines in bandwidth.values() for line in lines.values()],
-        }
-        path = pathlib.Path(arguments.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_results(arguments, others, aims, rows, handover_ns=handovers,
+                      bandwidth=[line for lines in bandwidth.values() for line in lines.values()])
     if arguments.plot:
         draw(rows, arguments.plot)
 

@@ -9,7 +9,6 @@ and a plot.
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
@@ -208,7 +207,7 @@ def measure(arguments):
                             of_case[-1][name] = line
         shape("plain")
     run_cpu.progress("")
-    figures = {case: sorted(of_case, key=lead)[(len(of_case) - 1) // 2]
+    figures = {case: run_cpu.median_round(of_case, lead)
                for case, of_case in rounds.items()}
     return links, figures
 
@@ -321,18 +320,7 @@ def main():
     for text, value, met in aims:
         if not met:
             print(f"  {value:6.2f}  {text}")
-    result = {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "device": run_cpu.describe_device(),
-        "command": shlex.join(["bench/run_net.py", *sys.argv[1:]]),
-        "rounds": arguments.rounds,
-        "seconds_per_case": arguments.seconds,
-        "processor_time_of_others": round(others, 3),
-        "ucx_perftest": links,
-        "aims": [{"aim": text, "value": value, "met": met} for text, value, met in aims],
-        "rows": rows,
-    }
-    pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    run_cpu.write_results(arguments, others, aims, rows, ucx_perftest=links)
     draw(rows, arguments.plot)
 
 
