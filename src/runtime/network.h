@@ -29,13 +29,14 @@ class RemotePeers {
  public:
   virtual ~RemotePeers() = default;
 
-  // This rank's memory for rows on their way out, and for expert outputs that owners push to it;
-  // each by the parity of the operation's epoch.
+  // This rank's memory for rows on their way out, and for what peers send to it; each by the parity
+  // of the operation's epoch.
   [[nodiscard]] virtual std::byte* staging(int parity) = 0;
   [[nodiscard]] virtual std::byte* landing(int parity) = 0;
 
-  // Adjacent rows and where they go: to an offset of the peer's block, beside their source tokens,
-  // or into its landing memory. `rows` is read until has_left says otherwise.
+  // Adjacent rows and where they go: to an offset of the peer's landing memory, or, if it has a
+  // carrier, of its block, beside their source tokens. `rows` is read until has_left says
+  // otherwise.
   struct Rows {
     const std::byte* rows = nullptr;
     std::int64_t count = 0;

@@ -161,11 +161,11 @@ void CpuBuffer::publish_arrived(const Context& context, std::uint32_t plan) {
     seam().store(Point::kArrived, peer, word(peer, offset), arrived, std::memory_order_release);
   }
   ring_all();
-  if (remote_) publish_remote(offset, arrived);
 }
 
 // Have the rows of `peer` arrived, written by this plan? Pairs with the release in publish_arrived.
 bool CpuBuffer::has_arrived(const Context& context, int peer, std::uint32_t plan) const {
+  if (is_remote(peer)) plan = kAnyPlan;
   return word(plan_.rank, plan_.block.arrived(layout::parity(context.epoch), peer, 0))
              .load(std::memory_order_acquire) == layout::make_word(context.epoch, plan);
 }

@@ -19,9 +19,11 @@
 #include "backend/cpu/peers.h"
 #include "backend/cpu/row_ops.h"
 #include "backend/cpu/workers.h"
+#include "core/parcel.h"
 #include "core/receive_plan.h"
 #include "core/routing_plan.h"
 #include "layout/block.h"
+#include "layout/parcel.h"
 #include "runtime/backend.h"
 #include "runtime/network.h"
 #include "runtime/symmetric_memory.h"
@@ -108,7 +110,10 @@ class CpuBuffer final : public runtime::BackendBuffer {
                      const Arguments& arguments);
   [[nodiscard]] Outcome await_arrived(const Context& context, std::uint32_t plan);
   void await_completed(const Context& context, Phase phase, Epoch wanted);
-  // `plan` is the generation of the plan that the rows were written by; 0 where none is needed.
+  // `plan` is the generation of the plan that the rows were written by; kAnyPlan where none is
+  // needed: in landing regions, and between hosts, since there the receiver puts rows where they
+  // go.
+  static constexpr std::uint32_t kAnyPlan = 0;
   void publish_arrived(const Context& context, std::uint32_t plan);
   void publish_completed(Epoch epoch);
   [[nodiscard]] bool has_arrived(const Context& context, int peer, std::uint32_t plan) const;
@@ -144,7 +149,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] Region region_of(const runtime::DispatchCall& call, const Context& context,
                                  int peer) const;
   // own_starts_: where an expert's rows begin if this rank's own rows, `sent` by expert, lie one
-  // after the other. So they do in the staging and in the landing memory.
+  // after the other. So they do in the landing memory.
   void start_own_rows(const Half& half);
   void copy_landed_rows(const runtime::DispatchCall& call, const Context& context);
   void clear_lost_rows(const runtime::DispatchCall& call, const Context& context, const Plan& plan);
@@ -169,9 +174,19 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void publish_remote_completed(std::int64_t offset, Word word);
   // Has what this rank sent in epochs like this one left its memory?
   [[nodiscard]] bool has_left(int peer, Epoch epoch) const;
-  // Sends the rows that write_rows has staged, and their source tokens.
-  void send_rows(const runtime::DispatchCall& call, const Context& context,
-                 std::span<const std::int64_t> begin);
+  // Where the staged rows begin in the staging memory, by token, behind the lists for all peers;
+  // and the parcel of a source in the landing memory, behind the outputs of a combine.
+  [[nodiscard]] std::int64_t staged_rows() const;
+  [[nodiscard]] std::int64_t landed_parcel(int source) const;
+  [[nodiscard]] std::int32_t* staged_list(int parity, int peer) const {
+    return reinterpret_cast<std::int32_t*>(remote_->staging(parity) + peer * parcel_.rows());
+  }
+  // Sends a dispatch's rows, and that they have arrived.
+  void send_parcels(const runtime::DispatchCall& call, const Context& context);
+  void stage_parcels(const runtime::DispatchCall& call, const Context& context);
+  // Puts the rows of the parcels that have arrived in their places.
+  void place_parcels(const runtime::DispatchCall& call, const Context& context);
+  void place_parcel(const runtime::DispatchCall& call, const Context& context, int source);
   // Where each source on another host wants the expert outputs of this rank.
   void plan_landed(Half& half);
   // Sends expert outputs from the combine region to the sources on other hosts.
@@ -182,6 +197,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   runtime::SymmetricMemory memory_;
   Workers workers_;
   std::array<Half, layout::kNumHalves> halves_;
+  layout::Parcel parcel_;
   std::unique_ptr<runtime::RemotePeers> remote_;  // null where all ranks share memory
   Peers peers_;
   Plan received_plan_;                       // scratch of receive_dispatch
@@ -190,6 +206,9 @@ class CpuBuffer final : public runtime::BackendBuffer {
   std::vector<std::byte*> expert_rows_;      // [E] scratch: where this rank's slot 0 lies
   std::vector<std::int64_t> own_starts_;     // [E] scratch: see start_own_rows
   std::vector<std::int32_t> sources_;        // [T * K] scratch of write_sources
+  std::vector<bool> staged_;                 // [T] of the dispatch at hand: goes to another host
+  std::vector<std::int32_t> last_staged_;    // [R] scratch: the last token for a peer
+  core::ParcelPlaces places_;                // scratch of place_parcel
   std::vector<int> owners_;                  // scratch: ranks that this rank's tokens went to
   std::vector<std::int32_t> count_matrix_;   // [R, E] of the dispatch at hand
   std::vector<std::int64_t> landing_begin_;  // [E]: slotted: landing row of a source's slot 0

@@ -45,6 +45,7 @@ CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared,
     : plan_(plan),
       memory_(std::move(shared.memory)),
       workers_(plan.options.num_threads),
+      parcel_(plan.block.capacity()),
       remote_(bootstrap == nullptr ? nullptr : open_remote(*bootstrap)),
       peers_(plan,
              *reinterpret_cast<layout::Doorbell*>(memory_.block(plan.rank) + plan.block.doorbell()),
@@ -64,6 +65,7 @@ CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared,
   selections_.reserve(most_selections);
   sources_.resize(most_selections);
   own_starts_.resize(num_experts);
+  last_staged_.resize(plan.num_ranks);
   sent_.resize(num_experts);
   count_matrix_.resize(plan.num_ranks * num_experts);
   landing_begin_.resize(num_experts);

@@ -74,13 +74,14 @@ void CpuBuffer::send_dispatch(const runtime::DispatchCall& call, const Context& 
   forget_absent(context, half);
   half.published = half.sent;
   publish_header(context, call.half, arguments, half.published);
+  if (remote_) send_parcels(call, context);
   if (call.placement == Placement::kPacked) return;  // rows wait for the counts
   // A source with too many rows for a rank writes none; all see why in the count matrix.
   if (!core::plan_landing(half.sent, plan_.experts, shape_of(call), plan_.rank, landing_begin_)) {
     while (write_rows(call, context, landing_begin_) == Outcome::kViewChanged) {
     }
   }
-  publish_arrived(context, 0);
+  publish_arrived(context, kAnyPlan);
 }
 
 void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Context& context) {
@@ -100,10 +101,11 @@ void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Contex
       written = plan.generation;
       publish_arrived(context, written);
     }
-    if (await_arrived(context, packed ? plan.generation : 0) == Outcome::kReady) break;
+    if (await_arrived(context, packed ? plan.generation : kAnyPlan) == Outcome::kReady) break;
   }
   seam().pass(Point::kRowsCame);
   if (!packed) copy_landed_rows(call, context);
+  if (remote_) place_parcels(call, context);
   clear_lost_rows(call, context, plan);
   peers_.finish(context, plan);
   publish_completed(context.epoch);
@@ -185,13 +187,12 @@ void CpuBuffer::plan_received(const runtime::DispatchCall& call, const Context& 
   core::refuse_capacity(*excess, context.epoch);
 }
 
-// Writes every selected row to its place: begin[expert] + slot in the owner's view or landing
-// region.
+// Writes every selected row of an owner on this host to its place: begin[expert] + slot in the
+// owner's view or landing region.
 Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& context,
                               std::span<const std::int64_t> begin) {
   if (peers_.begin_writing(context) == Outcome::kViewChanged) return Outcome::kViewChanged;
   const Half& half = halves_[call.half];
-  const int parity = layout::parity(context.epoch);
   const std::int64_t pitch = call.row.pitch();
   const StoreKind stores =
       is_fp8(call.row.format)
@@ -200,11 +201,10 @@ Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& 
 
   start_own_rows(half);
   for (const int peer : peers_.participants(context)) {
-    const Region region = region_of(call, context, peer);
+    const bool is_here = !is_remote(peer);
+    const std::int64_t rows = is_here ? region_of(call, context, peer).rows : 0;
     for (const std::int32_t expert : plan_.experts.experts_of(peer)) {
-      expert_rows_[expert] = is_remote(peer)
-                                 ? remote_->staging(parity) + own_starts_[expert] * pitch
-                                 : block(peer) + region.rows + begin[expert] * pitch;
+      expert_rows_[expert] = is_here ? block(peer) + rows + begin[expert] * pitch : nullptr;
     }
   }
 
@@ -212,6 +212,8 @@ Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& 
   write_sources(call, context, begin);
   const auto* const x = call.x.as<std::byte>();
   const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
+  const std::byte* const staged =
+      remote_ ? remote_->staging(layout::parity(context.epoch)) + staged_rows() : nullptr;
   workers_.run(call.num_tokens, [&](int thread, std::int64_t first, std::int64_t last) {
     std::array<std::byte*, kMaxTopk> destinations;
     for (std::int64_t token = first; token < last; ++token) {
@@ -219,16 +221,19 @@ Outcome CpuBuffer::write_rows(const runtime::DispatchCall& call, const Context& 
       std::size_t num_rows = 0;
       for (int k = 0; k < call.topk; ++k) {
         const core::Selection selection = half.selections[token * call.topk + k];
-        if (selection.expert < 0) continue;
+        if (selection.expert < 0 || expert_rows_[selection.expert] == nullptr) continue;
         destinations[num_rows++] = expert_rows_[selection.expert] + selection.slot * pitch;
       }
       if (num_rows == 0) continue;
-      scatter_row(x + token * x_pitch, call.x.dtype, call.row, {destinations.data(), num_rows},
-                  stores);
+      const std::span to(destinations.data(), num_rows);
+      if (remote_ && staged_[token]) {  // converted already
+        scatter_bytes(staged + token * pitch, static_cast<std::size_t>(pitch), to, stores);
+      } else {
+        scatter_row(x + token * x_pitch, call.x.dtype, call.row, to, stores);
+      }
     }
     if (stores == StoreKind::kStreaming) finish_streaming();
   });
-  if (remote_) send_rows(call, context, begin);
   peers_.end_writing();
   return Outcome::kReady;
 }
@@ -297,7 +302,7 @@ void CpuBuffer::copy_landed_rows(const runtime::DispatchCall& call, const Contex
       const std::int64_t local = run / num_ranks;
       const std::int64_t source = run % num_ranks;
       const std::int64_t count = half.ranges[run] & 0xffffffff;
-      if (count == 0) continue;
+      if (count == 0 || is_remote(static_cast<int>(source))) continue;
       std::int64_t landed = source * limit;
       for (std::int64_t earlier = 0; earlier < local; ++earlier) {
         landed += half.ranges[earlier * num_ranks + source] & 0xffffffff;
@@ -337,7 +342,7 @@ void CpuBuffer::clear_lost_rows(const runtime::DispatchCall& call, const Context
   const auto num_local = static_cast<std::int64_t>(half.counts.size());
   for (int source = 0; source < plan_.num_ranks; ++source) {
     if (!plan.sources[source] || peers_.takes_part(source, context.epoch) ||
-        has_arrived(context, source, packed ? plan.generation : 0)) {
+        has_arrived(context, source, packed ? plan.generation : kAnyPlan)) {
       continue;
     }
     for (std::int64_t local = 0; local < num_local; ++local) {

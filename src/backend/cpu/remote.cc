@@ -1,10 +1,16 @@
-// Peers on other hosts: what would be stored into their blocks is sent instead. Rows for one expert
-// are written side by side into staging memory, and expert outputs of one source are pushed from
-// the combine region, since nobody can pull across hosts; both arrive where the receiver reads
-// them.
+// Peers on other hosts: words that would be stored into their blocks are sent instead. A token's
+// row goes to a peer once, in a parcel (layout/parcel.h), without waiting for anybody's counts; the
+// receiver puts copies of it in their places. Expert outputs are pushed from the combine region,
+// since nobody can pull across hosts. Both arrive in landing memory: the outputs, then a parcel of
+// each source.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "backend/cpu/cpu_buffer.h"
+#include "core/parcel.h"
 #include "tandem/error.h"
 
 namespace tandem::cpu {
@@ -18,19 +24,29 @@ std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Bootstrap&
                 "replaced or added yet");
   }
   const layout::Capacity& capacity = plan_.block.capacity();
-  const std::int64_t most_rows = std::int64_t{capacity.max_tokens} * capacity.max_topk;
   auto& doorbell = *reinterpret_cast<layout::Doorbell*>(block(plan_.rank) + plan_.block.doorbell());
   return bootstrap.network()->open(
       {.block = memory_.shared_block(plan_.rank),
        .block_bytes = plan_.block.size_bytes(),
        .control_bytes = plan_.block.doorbell(),
-       .staging_bytes = most_rows * capacity.dispatch_pitch,
-       .landing_bytes = capacity.combine_rows == 0 ? 0 : most_rows * capacity.combine_pitch,
+       .staging_bytes = staged_rows() + capacity.max_tokens * capacity.dispatch_pitch,
+       .landing_bytes = landed_parcel(plan_.num_ranks),
        .wake = [&doorbell] {
          runtime::fence(
              std::memory_order_seq_cst);  // pairs with the fence in Waiter::prepare_to_sleep
          runtime::ring(doorbell);
        }});
+}
+
+std::int64_t CpuBuffer::staged_rows() const { return plan_.num_ranks * parcel_.rows(); }
+
+std::int64_t CpuBuffer::landed_parcel(int source) const {
+  const layout::Capacity& capacity = plan_.block.capacity();
+  const std::int64_t outputs =
+      capacity.combine_rows == 0
+          ? 0
+          : std::int64_t{capacity.max_tokens} * capacity.max_topk * capacity.combine_pitch;
+  return layout::round_up(outputs, layout::kControlAlignment) + source * parcel_.size_bytes();
 }
 
 void CpuBuffer::refuse_masking_across_hosts() const {
@@ -56,7 +72,12 @@ void CpuBuffer::publish_remote_header(const Context& context, Word header,
       {plan_.block.argument(parity, plan_.rank, layout::Argument{}), argument_words},
       {plan_.block.header(parity, plan_.rank), {&header, 1}}};
   for (const int peer : peers_.active()) {
-    if (is_remote(peer)) remote_->send_words(peer, runs);
+    if (!is_remote(peer)) continue;
+    if (context.operation == Operation::kDispatch) {
+      remote_->send_words_with_next(peer, runs);  // its rows follow
+    } else {
+      remote_->send_words(peer, runs);
+    }
   }
 }
 
@@ -78,28 +99,135 @@ bool CpuBuffer::has_left(int peer, Epoch epoch) const {
   return !is_remote(peer) || remote_->has_left(peer, layout::parity(epoch));
 }
 
-void CpuBuffer::send_rows(const runtime::DispatchCall& call, const Context& context,
-                          std::span<const std::int64_t> begin) {
-  const Half& half = halves_[call.half];
+void CpuBuffer::send_parcels(const runtime::DispatchCall& call, const Context& context) {
+  stage_parcels(call, context);
+  const int parity = layout::parity(context.epoch);
   const std::int64_t pitch = call.row.pitch();
+  const std::byte* const rows = remote_->staging(parity) + staged_rows();
+  const std::int64_t parcel = landed_parcel(plan_.rank);
   for (const int peer : peers_.participants(context)) {
     if (!is_remote(peer)) continue;
-    const Region region = region_of(call, context, peer);
-    for (const std::int32_t expert : plan_.experts.experts_of(peer)) {
-      const std::int32_t count = half.sent[expert];
-      if (count == 0) continue;
-      remote_->send_to_block(
-          peer,
-          {.rows = expert_rows_[expert],
-           .count = count,
-           .pitch = pitch,
-           .offset = region.rows + begin[expert] * pitch,
-           .epoch = context.epoch},
-          std::span(sources_).subspan(static_cast<std::size_t>(own_starts_[expert]),
-                                      static_cast<std::size_t>(count)),
-          region.sources + begin[expert] * static_cast<std::int64_t>(sizeof(std::int32_t)));
+    const std::int32_t* const list = staged_list(parity, peer);
+    const std::int32_t num_rows = list[0];
+    if (num_rows == 0) continue;
+    remote_->send_to_landing(peer, {.rows = reinterpret_cast<const std::byte*>(list),
+                                    .count = 1,
+                                    .pitch = layout::Parcel::list_bytes(num_rows, call.topk),
+                                    .offset = parcel,
+                                    .epoch = context.epoch});
+    const auto token = [&](std::int32_t row) {
+      return list[layout::Parcel::entry(row, call.topk)];
+    };
+    // Tokens that follow each other lie side by side here and there.
+    for (std::int32_t first = 0, last = 0; first < num_rows; first = last) {
+      for (++last; last < num_rows && token(last) == token(first) + (last - first);) ++last;
+      remote_->send_to_landing(peer, {.rows = rows + token(first) * pitch,
+                                      .count = last - first,
+                                      .pitch = pitch,
+                                      .offset = parcel + parcel_.rows() + first * pitch,
+                                      .epoch = context.epoch});
     }
   }
+  publish_remote(plan_.block.arrived(parity, plan_.rank, 0),
+                 layout::make_word(context.epoch, kAnyPlan));
+}
+
+// Writes the lists for all peers on other hosts, and the rows of all tokens that go to any of them.
+void CpuBuffer::stage_parcels(const runtime::DispatchCall& call, const Context& context) {
+  const Half& half = halves_[call.half];
+  const int parity = layout::parity(context.epoch);
+  for (int peer = 0; peer < plan_.num_ranks; ++peer) staged_list(parity, peer)[0] = 0;
+  std::fill(last_staged_.begin(), last_staged_.end(), -1);
+  staged_.assign(static_cast<std::size_t>(call.num_tokens), false);
+  for (std::int32_t token = 0; token < call.num_tokens; ++token) {
+    const std::span selections(half.selections.data() + std::int64_t{token} * call.topk,
+                               static_cast<std::size_t>(call.topk));
+    for (const core::Selection& selection : selections) {
+      if (selection.expert < 0) continue;
+      const int owner = plan_.experts.owner(selection.expert);
+      if (!is_remote(owner) || last_staged_[owner] == token) continue;
+      last_staged_[owner] = token;
+      staged_[token] = true;
+      std::int32_t* const list = staged_list(parity, owner);
+      std::int32_t* entry = list + layout::Parcel::entry(list[0]++, call.topk);
+      *entry++ = token;
+      for (const core::Selection& each : selections) *entry++ = each.expert;
+    }
+  }
+  const auto* const x = call.x.as<std::byte>();
+  const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
+  std::byte* const rows = remote_->staging(parity) + staged_rows();
+  workers_.run(call.num_tokens, [&](int, std::int64_t first, std::int64_t last) {
+    for (std::int64_t token = first; token < last; ++token) {
+      if (!staged_[token]) continue;
+      std::byte* const row = rows + token * call.row.pitch();
+      scatter_row(x + token * x_pitch, call.x.dtype, call.row, {&row, 1}, cached_stores());
+    }
+  });
+}
+
+void CpuBuffer::place_parcels(const runtime::DispatchCall& call, const Context& context) {
+  for (const int source : peers_.everyone()) {
+    if (is_remote(source) && has_arrived(context, source, kAnyPlan)) {
+      place_parcel(call, context, source);
+    }
+  }
+}
+
+void CpuBuffer::place_parcel(const runtime::DispatchCall& call, const Context& context,
+                             int source) {
+  Half& half = halves_[call.half];
+  std::int64_t num_places = 0;
+  for (std::size_t local = 0; local < half.counts.size(); ++local) {
+    num_places += half.ranges[local * plan_.num_ranks + source] & 0xffffffff;
+  }
+  if (num_places == 0) return;  // nothing was sent
+  const std::byte* const parcel =
+      remote_->landing(layout::parity(context.epoch)) + landed_parcel(source);
+  const std::span list(reinterpret_cast<const std::int32_t*>(parcel),
+                       static_cast<std::size_t>(parcel_.rows()) / sizeof(std::int32_t));
+  const core::ParcelShape shape{
+      .max_tokens = call.max_tokens, .topk = call.topk, .source = source, .rank = plan_.rank};
+  if (!core::find_places(list, shape, plan_.experts, {half.offsets, half.ranges}, places_)) {
+    throw Error(ErrorInfo{.code = ErrorCode::kMismatch,
+                          .operation = context.operation,
+                          .epoch = context.epoch,
+                          .phase = Phase::kRows,
+                          .peer = source},
+                "rank " + std::to_string(source) + " sent rows that its counts do not speak of");
+  }
+
+  const bool packed = call.placement == Placement::kPacked;
+  const layout::Block& block = plan_.block;
+  // A view's row has values and scales as they came, a caller's tensors have them apart.
+  std::byte* const rows =
+      packed ? own_block() + block.view_rows(call.half) : call.recv_x.as<std::byte>();
+  std::int32_t* const tokens =
+      packed ? reinterpret_cast<std::int32_t*>(own_block() + block.view_sources(call.half))
+             : half.source_tokens.data();
+  const std::int64_t row_bytes = packed ? call.row.pitch() : call.row.value_bytes();
+  const std::int64_t scale_bytes = packed ? 0 : 4 * std::int64_t{call.row.num_scales()};
+  const StoreKind stores = store_kind(num_places * row_bytes);
+  workers_.run(static_cast<std::int64_t>(places_.tokens.size()), [&](int, std::int64_t first,
+                                                                     std::int64_t last) {
+    std::array<std::byte*, kMaxTopk> destinations;
+    for (std::int64_t row = first; row < last; ++row) {
+      const std::byte* const from = parcel + parcel_.rows() + row * call.row.pitch();
+      std::size_t num_rows = 0;
+      for (std::int64_t i = places_.first[row]; i < places_.first[row + 1]; ++i) {
+        const std::int64_t place = places_.places[i];
+        destinations[num_rows++] = rows + place * row_bytes;
+        tokens[place] = places_.tokens[row];
+        if (scale_bytes > 0) {
+          std::memcpy(call.recv_scales.as<std::byte>() + place * scale_bytes,
+                      from + call.row.scales_offset(), static_cast<std::size_t>(scale_bytes));
+        }
+      }
+      scatter_bytes(from, static_cast<std::size_t>(row_bytes), {destinations.data(), num_rows},
+                    stores);
+    }
+    if (stores == StoreKind::kStreaming) finish_streaming();
+  });
 }
 
 void CpuBuffer::plan_landed(Half& half) {

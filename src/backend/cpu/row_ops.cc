@@ -326,6 +326,21 @@ void copy_bytes(std::byte* destination, const std::byte* source, std::size_t num
   }
 }
 
+void scatter_bytes(const std::byte* source, std::size_t num_bytes,
+                   std::span<std::byte* const> destinations, StoreKind kind) {
+  switch (kind) {
+    case StoreKind::kCached:
+      kernels().scatter_cached(source, num_bytes, destinations);
+      return;
+    case StoreKind::kWhole:
+      for (std::byte* const out : destinations) copy_whole(out, source, num_bytes);
+      return;
+    case StoreKind::kStreaming:
+      kernels().scatter_streaming(source, num_bytes, destinations);
+      return;
+  }
+}
+
 void finish_streaming() { hwy::FlushStream(); }
 
 void scatter_row(const void* x, DType x_dtype, const layout::RowShape& row,
@@ -345,12 +360,8 @@ void scatter_row(const void* x, DType x_dtype, const layout::RowShape& row,
       std::memcpy(out + row.scales_offset(), encoded + row.scales_offset(),
                   sizeof(float) * static_cast<std::size_t>(row.num_scales()));
     }
-  } else if (kind == StoreKind::kWhole) {
-    for (std::byte* const out : destinations) copy_whole(out, source, num_bytes);
-  } else if (kind == StoreKind::kStreaming) {
-    table.scatter_streaming(source, num_bytes, destinations);
   } else {
-    table.scatter_cached(source, num_bytes, destinations);
+    scatter_bytes(source, num_bytes, destinations, kind);
   }
 }
 

@@ -28,6 +28,10 @@ enum class StoreKind : std::uint8_t {
 void copy_bytes(std::byte* destination, const std::byte* source, std::size_t num_bytes,
                 StoreKind kind);
 
+// copy_bytes to each of `destinations`, reading the source once.
+void scatter_bytes(const std::byte* source, std::size_t num_bytes,
+                   std::span<std::byte* const> destinations, StoreKind kind);
+
 // Orders streaming stores of this thread before later stores.
 void finish_streaming();
 

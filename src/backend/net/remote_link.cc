@@ -88,7 +88,6 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
   }
   runtime::Carrier* const carrier = memory_.carrier.get();
   std::byte* where = nullptr;
-  std::byte* sources_at = nullptr;
   std::function<void()> effect;
   if (!to_block) {
     where = landing_.get() + header.offset;
@@ -97,11 +96,12 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
         carrier->carry_to_landing(offset, length);
       };
     }
-  } else if (carrier != nullptr) {
+  } else {
+    if (carrier == nullptr) return {};
     const auto sources_bytes = static_cast<std::int64_t>(source_bytes);
     where = carrier->room(source, header.epoch, length + sources_bytes);
     if (where == nullptr) return {};
-    sources_at = where + length;
+    if (source_bytes > 0) std::memcpy(where + length, bytes.data() + sizeof header, source_bytes);
     effect = [carrier, rows = runtime::Carrier::Rows{.room = where,
                                                      .size_bytes = length,
                                                      .offset = header.offset,
@@ -109,11 +109,7 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
                                                      .sources_offset = header.sources_offset}] {
       carrier->carry_to_block(rows);
     };
-  } else {
-    where = memory_.block.get() + header.offset;
-    sources_at = memory_.block.get() + header.sources_offset;
   }
-  if (source_bytes > 0) std::memcpy(sources_at, bytes.data() + sizeof header, source_bytes);
   return Delivery{.where = where,
                   .done = [self = shared_from_this(), source, sequence = header.sequence,
                            effect = std::move(effect)]() mutable {

@@ -25,7 +25,7 @@ struct BufferHeader {
 };
 enum class MessageKind : std::uint32_t {
   kWords = 0,
-  kToBlock = 1,
+  kToBlock = 1,  // for a carrier
   kToLanding = 2,
   kFailure = 3,  // an encoded runtime::Failure
   kLeft = 4,     // the sender has destroyed its buffer

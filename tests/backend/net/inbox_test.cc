@@ -133,6 +133,12 @@ TEST_F(InboxTest, APeerThatRecoversAloneIsAFailure) {
   EXPECT_FALSE(inbox_->failed_since(1));
 }
 
+// Rows go where a carrier brings them, or the receiver itself.
+TEST_F(InboxTest, WritesNoRowIntoTheBlock) {
+  EXPECT_FALSE(receive(std::vector<std::byte>(32), MessageKind::kToBlock));
+  EXPECT_FALSE(block_.first_change());
+}
+
 TEST_F(InboxTest, TakesNoMemoryForWordsThatCannotBe) {
   const BufferHeader header{};
   EXPECT_FALSE(
