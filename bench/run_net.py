@@ -84,7 +84,7 @@ def shape(link):
     for host in (0, 1):
         if link == "1gbit":
             subprocess.run(on_host(host, ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                                          "1gbit", "burst", "128kb", "latency", "20ms"]), check=True)
+                                          "1gbit", "burst", "32kb", "latency", "20ms"]), check=True)
         else:
             subprocess.run(on_host(host, ["tc", "qdisc", "del", "dev", "eth0", "root"]),
                            stderr=subprocess.DEVNULL, check=False)

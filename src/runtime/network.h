@@ -43,6 +43,9 @@ class RemotePeers {
     std::int64_t pitch = 0;
     std::int64_t offset = 0;
     layout::Epoch epoch = 0;
+    // In short pieces, which are copied on their way but need no answer of the peer's, whose answer
+    // would wait behind what it sends itself.
+    bool in_pieces = false;
   };
   virtual void send_to_block(int peer, const Rows& rows, std::span<const std::int32_t> sources,
                              std::int64_t sources_offset) = 0;

@@ -125,7 +125,8 @@ void CpuBuffer::send_parcels(const runtime::DispatchCall& call, const Context& c
                                       .count = last - first,
                                       .pitch = pitch,
                                       .offset = parcel + parcel_.rows() + first * pitch,
-                                      .epoch = context.epoch});
+                                      .epoch = context.epoch,
+                                      .in_pieces = true});
     }
   }
   publish_remote(plan_.block.arrived(parity, plan_.rank, 0),

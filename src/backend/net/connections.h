@@ -45,6 +45,10 @@ class Receiver {
 
 class Connections {
  public:
+  // Above this a message goes alone, by rendezvous if UCX sees fit: without a copy, but only once
+  // the receiver has answered.
+  static constexpr std::size_t kShortBytes = std::size_t{128} << 10;
+
   Connections(int rank, int size);
   // Says goodbye: waits, briefly, until peers have got what was sent to them.
   ~Connections();

@@ -35,6 +35,15 @@ bool lies_in(std::int64_t offset, std::int64_t bytes, std::int64_t end) {
   return offset >= 0 && bytes >= 0 && bytes <= end && offset <= end - bytes;
 }
 
+// Of adjacent rows those from `first` on, `most` at most.
+runtime::RemotePeers::Rows part_of(runtime::RemotePeers::Rows rows, std::int64_t first,
+                                   std::int64_t most) {
+  rows.count = std::min(most, rows.count - first);
+  rows.rows += first * rows.pitch;
+  rows.offset += first * rows.pitch;
+  return rows;
+}
+
 std::vector<std::byte> encode(std::span<const runtime::RemotePeers::WordRun> runs) {
   std::vector<std::byte> payload;
   for (const auto& run : runs) {
@@ -238,10 +247,7 @@ void RemoteLink::send_to_block(int peer, const Rows& rows, std::span<const std::
   const auto room = static_cast<std::int64_t>(
       (connections_->max_header_bytes() - sizeof(BufferHeader)) / sizeof(std::int32_t));
   for (std::int64_t first = 0; first < rows.count; first += room) {
-    Rows part = rows;
-    part.count = std::min(room, rows.count - first);
-    part.rows += first * rows.pitch;
-    part.offset += first * rows.pitch;
+    const Rows part = part_of(rows, first, room);
     send_rows(
         peer, part, MessageKind::kToBlock,
         sources.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(part.count)),
@@ -252,7 +258,12 @@ void RemoteLink::send_to_block(int peer, const Rows& rows, std::span<const std::
 void RemoteLink::send_to_landing(int peer, const Rows& rows) {
   Rows placed = rows;
   placed.offset += layout::parity(rows.epoch) * inbox_->memory().landing_bytes;
-  send_rows(peer, placed, MessageKind::kToLanding, {}, 0);
+  const std::int64_t room = rows.in_pieces
+                                ? std::max<std::int64_t>(Connections::kShortBytes / rows.pitch, 1)
+                                : rows.count;
+  for (std::int64_t first = 0; first < rows.count; first += room) {
+    send_rows(peer, part_of(placed, first, room), MessageKind::kToLanding, {}, 0);
+  }
 }
 
 void RemoteLink::send_rows(int peer, const Rows& rows, MessageKind kind,

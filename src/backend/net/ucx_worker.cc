@@ -38,6 +38,9 @@ ucp_context_h make_context() {
   // UCX's own is 8 KB: what is copied on its way would go in pieces of that, each a system call.
   set_default(config, "TCP_TX_SEG_SIZE", "256K");
   set_default(config, "TCP_RX_SEG_SIZE", "256K");
+  // What is copied on its way anyway is copied once more here: sent from where it lies, a batch of
+  // more than a few pieces goes in fragments, which the receiver has to put together.
+  set_default(config, "ZCOPY_THRESH", "inf");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
