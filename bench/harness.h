@@ -64,8 +64,10 @@ class SharedArea {
   float pair_us[kMaxRanks];
   std::int32_t announced;
 
-  // Spins, and where ranks outnumber cores yields soon. Ends the process if a rank stays away.
-  void barrier(int num_ranks) {
+  // Spins, and where ranks outnumber cores yields soon; calls `idle` now and then meanwhile. Ends
+  // the process if a rank stays away.
+  void barrier(
+      int num_ranks, const std::function<void()>& idle = [] {}) {
     const std::uint32_t generation = generation_.load(std::memory_order_relaxed);
     // Release hands over what this rank wrote; the last to come acquires it for all.
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_ranks) {
@@ -74,12 +76,12 @@ class SharedArea {
       return;
     }
     const int spins = num_ranks > num_cores() ? 16 : 1 << 20;
+    constexpr int kSpinsWithoutIdle = 64;  // some microseconds: who comes at once is not disturbed
     const double start = now_us();
-    while (true) {
-      for (int i = 0; i < spins; ++i) {
-        if (generation_.load(std::memory_order_acquire) != generation) return;
-        pause();
-      }
+    for (int spin = 1; generation_.load(std::memory_order_acquire) == generation; ++spin) {
+      pause();
+      if (spin % kSpinsWithoutIdle == 0) idle();
+      if (spin % spins != 0) continue;
       sched_yield();
       if (now_us() - start > kLongestWaitUs) {
         std::fprintf(stderr, "benchmark: a rank did not come to the barrier\n");
@@ -118,6 +120,8 @@ struct Contender {
   std::function<void()> combine;
   std::function<void()>
       check;  // after a dispatch, experts and combine: throws if a result is wrong
+  // While the rank waits for others outside of the timed operations.
+  std::function<void()> idle = [] {};
 };
 
 struct Statistics {
@@ -143,14 +147,15 @@ struct Timings {
 // the last, then measures for about `seconds`. The result is meant for rank 0.
 inline Timings measure(SharedArea& area, int rank, int num_ranks, const Contender& contender,
                        double seconds) {
+  const auto barrier = [&] { area.barrier(num_ranks, contender.idle); };
   const auto iterate = [&](SharedArea::Sample& sample) {
-    area.barrier(num_ranks);
+    barrier();
     const double start = now_us();
     contender.dispatch();
     const double dispatched = now_us();
-    area.barrier(num_ranks);  // else experts would delay ranks of the same core that still wait
+    barrier();  // else experts would delay ranks of the same core that still wait
     contender.experts();
-    area.barrier(num_ranks);
+    barrier();
     const double resumed = now_us();
     contender.combine();
     const double combined = now_us();
@@ -164,7 +169,7 @@ inline Timings measure(SharedArea& area, int rank, int num_ranks, const Contende
 
   // As many iterations as fit into the time, counted with the untimed parts.
   constexpr int kWarmUp = 4;
-  area.barrier(num_ranks);
+  barrier();
   const double start = now_us();
   for (int i = 0; i < kWarmUp; ++i) iterate(ignored);
   if (rank == 0) {
@@ -172,19 +177,19 @@ inline Timings measure(SharedArea& area, int rank, int num_ranks, const Contende
     area.announced = static_cast<std::int32_t>(
         std::clamp(seconds * 1e6 / each_us, 5.0, double{SharedArea::kMaxIterations}));
   }
-  area.barrier(num_ranks);
+  barrier();
   const int iterations = area.announced;
   for (int i = 0; i < iterations; ++i) iterate(area.samples[rank][i]);
   contender.check();
 
-  area.barrier(num_ranks);
+  barrier();
   const double pairs_start = now_us();
   for (int i = 0; i < iterations; ++i) {
     contender.dispatch();
     contender.combine();
   }
   area.pair_us[rank] = static_cast<float>((now_us() - pairs_start) / iterations);
-  area.barrier(num_ranks);
+  barrier();
 
   Timings timings;
   timings.iterations = iterations;
@@ -199,7 +204,7 @@ inline Timings measure(SharedArea& area, int rank, int num_ranks, const Contende
   }
   timings.dispatch = statistics(dispatches);
   timings.combine = statistics(combines);
-  area.barrier(num_ranks);  // nobody overwrites samples that rank 0 still reads
+  barrier();  // nobody overwrites samples that rank 0 still reads
   return timings;
 }
 
