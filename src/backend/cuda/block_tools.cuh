@@ -41,14 +41,14 @@ struct Start {
 // The block's place in the order of starting; the first to start publishes. Kept apart from the
 // epoch, which a plain load gives sooner.
 __device__ inline std::uint32_t take_ticket(PhaseCounter& counter) {
-  return ptx::add_relaxed_gpu(&counter.tickets, 1);
+  return ptx::increment_relaxed_gpu(&counter.tickets);
 }
 
 // Is this block the last of its kernel to get here? One thread of the block calls it after a
 // barrier: acquire-release, pairs with the same call in the other blocks, so that what they have
 // read and written happens before what the last block does next.
 __device__ inline bool is_last_done(DeviceState& state) {
-  return ptx::add_acq_rel_gpu(&state.done, 1) == gridDim.x - 1;
+  return ptx::increment_acq_rel_gpu(&state.done) == gridDim.x - 1;
 }
 
 // By one thread of the last block: the next kernel finds its epochs.

@@ -22,8 +22,10 @@ bool is_multiple_of_16(const void* data, std::int64_t pitch) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && pitch % 16 == 0;
 }
 
-int threads_of(const void* kernel) {
-  return is_combine_kernel(kernel) ? kCombineThreads : kNumThreads;
+// A warp for each piece of a block's share, as far as a block has warps.
+int threads_for(const CombineParams& params) {
+  const auto warps = params.pieces_per_block + (params.blocks_with_one_more > 0 ? 1 : 0);
+  return static_cast<int>(std::clamp<std::uint32_t>(warps, kLeastThreads / 32, kNumWarps)) * 32;
 }
 
 }  // namespace
@@ -127,6 +129,12 @@ DispatchParams CudaBuffer::dispatch_params(const runtime::DispatchCall& call,
                                            .layout = call.layout});
   params.arguments[static_cast<int>(layout::Argument::kAlignment)] =
       static_cast<std::uint32_t>(call.row_alignment);
+  params.arguments_hash = layout::hash_arguments(params.arguments);
+  params.pitch = static_cast<std::int32_t>(call.row.pitch());
+  // Exact for i below 1024 = kTileEntries: it is too large by less than 1 / 1024.
+  static_assert(kTileEntries <= 1024);
+  const auto topk = static_cast<std::uint32_t>(call.topk);
+  params.topk_reciprocal = ((1U << 20) + topk - 1) / topk;
   if (call.placement == Placement::kSlotted) {
     params.recv_x = call.recv_x.as<std::byte>();
     params.recv_scales = call.recv_scales.as<std::byte>();
@@ -202,15 +210,16 @@ void CudaBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage)
   params.receives = runtime::receives(stage) ? 1 : 0;
   if (params.sends != 0 || params.receives != 0) {
     launch(combine_kernel_for(call.dtype, elsewhere_), &params,
-           params.receives != 0 ? num_blocks : 1, call.stream);
+           params.receives != 0 ? num_blocks : 1, call.stream, threads_for(params));
   }
   leave(stream);
 }
 
-void CudaBuffer::launch(const void* kernel, const void* params, int num_blocks, void* stream) {
+void CudaBuffer::launch(const void* kernel, const void* params, int num_blocks, void* stream,
+                        int num_threads) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads_of(kernel)));
+  config.blockDim = dim3(static_cast<unsigned>(num_threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes_);
   config.stream = stream_of(stream);
   cudaLaunchAttribute overlap{};

@@ -87,7 +87,8 @@ class CudaBuffer final : public runtime::BackendBuffer {
                                                int num_blocks) const;
   [[nodiscard]] CombineParams combine_params(const runtime::CombineCall& call,
                                              int num_blocks) const;
-  void launch(const void* kernel, const void* params, int num_blocks, void* stream);
+  void launch(const void* kernel, const void* params, int num_blocks, void* stream,
+              int num_threads = kNumThreads);
   void follow(cudaStream_t stream);
   void leave(cudaStream_t stream);
   void print_trace() const;

@@ -23,12 +23,13 @@ __device__ std::int64_t raw_index(const DispatchParams& p, int i) {
 
 constexpr int kNoSuchExpert = -2;
 
-// The i-th entry's expert; -1 for none.
-__device__ int load_expert(const DispatchParams& p, int i) {
-  const std::int64_t index = raw_index(p, i);
+// The expert that an entry's index stands for; -1 for none.
+__device__ __forceinline__ int expert_of(const DispatchParams& p, std::int64_t index) {
   if (index < 0) return -1;
   return index < p.buffer.num_experts ? static_cast<int>(index) : kNoSuchExpert;
 }
+
+__device__ int load_expert(const DispatchParams& p, int i) { return expert_of(p, raw_index(p, i)); }
 
 __device__ __noinline__ void report_index(const DispatchParams& p, int i) {
   report(p.buffer, kOperation, ptx::load_relaxed(&p.buffer.state->send.epoch),
@@ -42,14 +43,11 @@ __device__ __noinline__ void report_index(const DispatchParams& p, int i) {
 __device__ void publish(const DispatchParams& p, const DispatchShared& s, layout::Epoch epoch) {
   const BufferView& buffer = p.buffer;
   const int parity = layout::parity(epoch);
-  const std::uint32_t header =
-      layout::encode(layout::Header{kOperation, p.half, layout::hash_arguments(p.arguments)});
-  const int per_rank = buffer.num_experts + 2 + layout::kNumArguments;
+  const int num_words = buffer.num_experts + 2 + layout::kNumArguments;
+  // A group of threads to every fourth rank, so that nothing has to be divided.
+  constexpr int kGroup = kNumThreads / 4;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < per_rank * buffer.num_ranks; i += kNumThreads) {
-    const int rank = i / per_rank;
-    const int which = i - rank * per_rank;
-    if (s.peers[rank] == nullptr) continue;
+  for (int which = static_cast<int>(threadIdx.x) % kGroup; which < num_words; which += kGroup) {
     const int beyond = which - buffer.num_experts;
     std::int64_t offset = 0;
     std::uint32_t value = 0;
@@ -61,14 +59,47 @@ __device__ void publish(const DispatchParams& p, const DispatchShared& s, layout
       value = gridDim.x;
     } else if (beyond == 1) {
       offset = buffer.block.header(parity, buffer.rank);
-      value = header;
+      value = layout::encode(layout::Header{kOperation, p.half, p.arguments_hash});
     } else {
       offset =
           buffer.block.argument(parity, buffer.rank, static_cast<layout::Argument>(beyond - 2));
       value = p.arguments[beyond - 2];
     }
-    ptx::store_relaxed(reinterpret_cast<layout::Word*>(s.peers[rank] + offset),
-                       layout::make_word(epoch, value));
+    const layout::Word word = layout::make_word(epoch, value);
+#pragma unroll 1
+    for (int rank = static_cast<int>(threadIdx.x) / kGroup; rank < buffer.num_ranks; rank += 4) {
+      if (s.peers[rank] == nullptr) continue;
+      ptx::store_relaxed(reinterpret_cast<layout::Word*>(s.peers[rank] + offset), word);
+    }
+  }
+}
+
+// Where rows and source tokens for each rank begin: in the views of the halves that they use, or
+// in their landing regions.
+template <bool kElsewhere>
+__device__ __forceinline__ void list_places(const DispatchParams& p, const DispatchShared& s,
+                                            int parity) {
+  const BufferView& buffer = p.buffer;
+  // From the last thread on: the first ones have other things to do.
+#pragma unroll 1
+  for (int rank = kNumThreads - 1 - static_cast<int>(threadIdx.x); rank < buffer.num_ranks;
+       rank += kNumThreads) {
+    std::byte* const peer = s.peers[rank];
+    if (peer == nullptr) continue;
+    std::int64_t rows_at = 0;
+    std::int64_t sources_at = 0;
+    if (is_elsewhere<kElsewhere>(buffer, peer)) {
+      rows_at = buffer.remote->layout.rows(parity);
+      sources_at = buffer.remote->layout.sources(parity);
+    } else if (p.slotted != 0) {
+      rows_at = buffer.block.landing_rows(parity);
+      sources_at = buffer.block.landing_sources(parity);
+    } else {
+      rows_at = buffer.block.view_rows(s.tables.halves[rank]);
+      sources_at = buffer.block.view_sources(s.tables.halves[rank]);
+    }
+    s.row_bases[rank] = peer + rows_at;
+    s.source_bases[rank] = reinterpret_cast<std::int32_t*>(peer + sources_at);
   }
 }
 
@@ -86,6 +117,22 @@ __device__ __noinline__ bool forget_absent(const BufferView& buffer, layout::Epo
   }
   __syncthreads();
   return true;
+}
+
+__device__ __forceinline__ std::uint32_t first_unit(const DispatchParams& p) {
+  return blockIdx.x * p.units_per_block + min(blockIdx.x, p.blocks_with_one_more);
+}
+
+__device__ RowShare share_of(const DispatchParams& p) {
+  const std::uint32_t begin = first_unit(p);
+  const std::uint32_t end =
+      begin + p.units_per_block + (blockIdx.x < p.blocks_with_one_more ? 1U : 0U);
+  const std::uint32_t first_token = begin / p.units_per_row;
+  return {.unit_begin = begin,
+          .unit_end = end,
+          .first_token = first_token,
+          .last_token = end > begin ? (end - 1) / p.units_per_row + 1 : first_token,
+          .tile_tokens = kTileEntries / static_cast<std::uint32_t>(p.topk)};
 }
 
 template <typename X, bool kElsewhere>
@@ -111,18 +158,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   }
   list_peers(buffer, s.peers);
   const std::byte* own = buffer.blocks[buffer.rank];
-  const std::uint32_t unit_begin =
-      blockIdx.x * p.units_per_block + min(blockIdx.x, p.blocks_with_one_more);
-  const std::uint32_t unit_end =
-      unit_begin + p.units_per_block + (blockIdx.x < p.blocks_with_one_more ? 1U : 0U);
-  const std::uint32_t units_per_row = p.units_per_row;
-  const std::uint32_t first_token = unit_begin / units_per_row;
-  const std::uint32_t last_token =
-      unit_end > unit_begin ? (unit_end - 1) / units_per_row + 1 : first_token;
-  const std::uint32_t tile_tokens = kTileEntries / p.topk;
+  // Divisions take their time; what lies in shared memory is there before the wait, whatever the
+  // compiler would like to put off.
+  if (thread == 0) *s.share = share_of(p);
+  if (thread < kNumWarps) s.cursors[thread] = UnitCursor(first_unit(p) + thread, p.units_per_row);
   const int num_entries = p.num_tokens * p.topk;
-  int tile_begin = static_cast<int>(first_token) * p.topk;
-  int tile_end = static_cast<int>(min(last_token, first_token + tile_tokens)) * p.topk;
   __syncthreads();  // the tables are zero
   ptx::wait_for_earlier_grids();
   stamp(buffer, 0);
@@ -134,20 +174,24 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   std::uint32_t own_ticket = 0;
   if (checks_peers) epoch = ptx::load_relaxed(&state.send.epoch);
   if (thread == 0) own_ticket = take_ticket(state.send);
-  ring.prefetch(unit_begin, unit_end);
   const FirstLook first_look(buffer, own);
   layout::Word completed = 0;
   if (thread < buffer.num_ranks) completed = load_word(own, buffer.block.completed(thread));
   if (thread == 64) *s.combine_epoch = state.half[p.half].combine_epoch;
-  int experts[kBatch];
+  std::int64_t indices[kBatch];
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const int i = thread + j * kNumThreads;
-    experts[j] = i < num_entries ? load_expert(p, i) : -1;
+    indices[j] = ptx::load_index_if(p.topk_idx, i, p.wide_indices != 0, i < num_entries);
   }
+  const auto [unit_begin, unit_end, first_token, last_token, tile_tokens] = *s.share;
+  const std::uint32_t units_per_row = p.units_per_row;
+  ring.begin(s.cursors[warp], unit_end);
   stamp(buffer, 1);
 
   // Histogram of this rank's entries: all of them, and those before this block's.
+  int tile_begin = static_cast<int>(first_token) * p.topk;
+  int tile_end = static_cast<int>(min(last_token, first_token + tile_tokens)) * p.topk;
   bool ok = true;
 #pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
@@ -167,7 +211,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const int i = thread + j * kNumThreads;
-    if (i < num_entries) count_entry(i, experts[j]);
+    if (i < num_entries) count_entry(i, expert_of(p, indices[j]));
   }
 #pragma unroll 1
   for (int i = thread + kBatch * kNumThreads; i < num_entries; i += kNumThreads) {
@@ -193,6 +237,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     post_header<kElsewhere>(p, epoch);
   }
   if (ticket == gridDim.x - 1 && p.slotted == 0) publish_started(buffer, epoch, s.peers);
+  ring.prefetch();
   stamp(buffer, 2);
 
   // Slots: entries before the tile, and earlier ones in it, with the same expert.
@@ -200,6 +245,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 #pragma unroll 1
     for (int i = thread; i < num; i += kNumThreads) {
       const int expert = s.entries[i].slot.expert;
+      s.owners[i] = static_cast<std::int16_t>(expert < 0 ? -1 : owner_of(s.tables.map[expert]));
       if (expert < 0) continue;
       std::uint32_t slot = s.before[expert];
       for (int j = 0; j < i; ++j) slot += s.entries[j].slot.expert == expert ? 1U : 0U;
@@ -211,6 +257,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   bool overflow = false;
   std::uint32_t* scan = p.slotted != 0 ? s.tables.all : s.own;
   if (p.slotted != 0) {
+    list_places<kElsewhere>(p, s, parity);
     scan_starts(s.own, 1, buffer.num_experts, s.tables, scan);
 #pragma unroll 1
     for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
@@ -228,6 +275,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
       return;
     }
     stamp(buffer, 3);
+    list_places<kElsewhere>(p, s, parity);
     overflow = add_starts(p, epoch, s.tables, scan);
   }
   if (ticket == 0) write_first_rows<kElsewhere>(p, s.tables, epoch);
@@ -235,57 +283,46 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 
   // Tile by tile: entries become addresses, rows go out.
   Route* routes = buffer.arrays[p.half].routes;
-  const std::int64_t pitch = p.row.pitch();
 #pragma unroll 1
   for (std::uint32_t tile_token = first_token; tile_token < last_token;) {
     const int num = tile_end - tile_begin;
 #pragma unroll 1
     for (int i = thread; i < num; i += kNumThreads) {
-      const int expert = s.entries[i].slot.expert;
-      const std::uint32_t token = tile_token + static_cast<std::uint32_t>(i / p.topk);
+      const int owner = s.owners[i];
+      const std::uint32_t token =
+          tile_token + ((static_cast<std::uint32_t>(i) * p.topk_reciprocal) >> 20);
       const bool begins_here = token * units_per_row >= unit_begin;  // the row, in this block
+      const bool is_absent = special && owner >= 0 && s.peers[owner] == nullptr;
       Route route = kNoRoute;
       std::byte* destination = nullptr;
-      const int owner = expert >= 0 ? owner_of(s.tables.map[expert]) : -1;
-      const bool is_absent = special && owner >= 0 && s.peers[owner] == nullptr;
       if (owner >= 0 && !is_absent && !overflow) {
+        const int expert = s.entries[i].slot.expert;
         const std::int64_t slot = s.entries[i].slot.slot;
         std::int64_t row = std::int64_t{s.tables.base[expert]} + slot;
-        std::int64_t rows_at = 0;
-        std::int64_t sources_at = 0;
         bool fits = true;
         if (p.slotted != 0) {
           const std::int64_t limit = rows_per_source(p, s.tables, owner);
           fits = row < limit;  // else all ranks see in the counts that it does not
           row += buffer.rank * limit;
-          rows_at = buffer.block.landing_rows(parity);
-          sources_at = buffer.block.landing_sources(parity);
           route = (static_cast<Route>(expert) << kRouteOwnerShift) | slot;
         } else {
-          rows_at = buffer.block.view_rows(s.tables.halves[owner]);
-          sources_at = buffer.block.view_sources(s.tables.halves[owner]);
           route = (static_cast<Route>(owner) << kRouteOwnerShift) | row;
         }
         if (is_elsewhere<kElsewhere>(buffer, s.peers[owner])) {
           row = row_sent(s.tables, p.slotted != 0 ? scan : s.starts, expert, slot);
-          rows_at = buffer.remote->layout.rows(parity);
-          sources_at = buffer.remote->layout.sources(parity);
           // The send phase of slotted placement leaves what its receive phase makes of it.
           route = (static_cast<Route>(p.slotted != 0 ? expert : owner) << kRouteOwnerShift) | row;
         }
         if (fits) {
-          destination = s.peers[owner] + rows_at + row * pitch;
-          if (begins_here) {
-            reinterpret_cast<std::int32_t*>(s.peers[owner] + sources_at)[row] =
-                static_cast<std::int32_t>(token);
-          }
+          destination = s.row_bases[owner] + row * p.pitch;
+          if (begins_here) s.source_bases[owner][row] = static_cast<std::int32_t>(token);
         }
       }
       if (begins_here) routes[tile_begin + i] = route;
       s.entries[i].destination = destination;
     }
     __syncthreads();
-    const std::uint32_t next_token = tile_token + static_cast<std::uint32_t>(num / p.topk);
+    const std::uint32_t next_token = min(last_token, tile_token + tile_tokens);
     ring.send(min(unit_end, next_token * units_per_row), tile_token,
               reinterpret_cast<std::byte* const*>(s.entries));
     tile_token = next_token;
@@ -305,9 +342,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     __syncthreads();
   }
   stamp(buffer, 5);
-  // All threads have read their control words (the barrier after read_counts). Asked here, where
-  // the answer comes while the rows are on their way.
-  if (thread == 0) *s.flag = static_cast<int>(is_last_done(state));
+  // The next kernel may take its place once no peer's blocks look for theirs; a send phase waits
+  // for nobody from here on.
+  const bool lets_next_start =
+      p.slotted != 0 || (warp == 0 && all_started(buffer, epoch, own, s.peers));
+  if (lets_next_start) ptx::let_next_grid_start();
   ring.finish();
   __syncthreads();
   if (thread == 0) post_rows<kElsewhere>(p, epoch, !overflow);
@@ -325,19 +364,25 @@ __global__ void __launch_bounds__(kNumThreads, 1)
         layout::make_word(epoch, 0));
   }
   stamp(buffer, 7);
-  if (p.slotted != 0) {
-    if (thread == 0 && *s.flag != 0) move_on(state, epoch, true, false);
-    return;
+  // Asked by a warp that tells nobody of rows: the answer comes while the peers' words do.
+  constexpr int kCountingThread = kNumThreads - 32;
+  if (thread == kCountingThread) {
+    const bool last = is_last_done(state);
+    *s.flag = static_cast<int>(last);
+    if (p.slotted != 0 && last) move_on(state, epoch, true, false);
   }
+  if (p.slotted != 0) return;
 
   // One block writes what the caller gets beside the rows; it is rarely the one that ends the
   // operation.
   if (ticket == min(1U, gridDim.x - 1)) {
     write_handle_arrays<kElsewhere>(p, epoch, s.tables, scan, overflow);
   }
+  __syncthreads();
   if (*s.flag == 0) return;
-  // The next kernel may take its place now if no peer's blocks still look for theirs.
-  if (warp == 0 && all_started(buffer, epoch, own, s.peers)) ptx::let_next_grid_start();
+  if (warp == 0 && !lets_next_start && all_started(buffer, epoch, own, s.peers)) {
+    ptx::let_next_grid_start();
+  }
   ok = wait_for_rows(buffer, epoch, s.tables.num_words);
   // Rule 2 for the combine region that goes with this half: next_combine_buffer hands it out next.
 #pragma unroll 1

@@ -41,18 +41,32 @@ struct RoutingTables {
   }
 };
 
+// A block's share of the rows.
+struct RowShare {
+  std::uint32_t unit_begin;
+  std::uint32_t unit_end;
+  std::uint32_t first_token;
+  std::uint32_t last_token;   // one past
+  std::uint32_t tile_tokens;  // of which the entries fit a tile
+};
+
 struct DispatchShared {
   std::byte* rings;
-  std::uint64_t* barriers;  // [kNumWarps, kMaxStages]
-  Entry* entries;           // [kTileEntries]
-  std::byte** peers;        // [R]: their blocks
+  std::uint64_t* barriers;      // [kNumWarps, kMaxStages]
+  Entry* entries;               // [kTileEntries]
+  std::byte** peers;            // [R]: their blocks
+  std::byte** row_bases;        // [R]: where rows for them go
+  std::int32_t** source_bases;  // [R]: and source tokens
   Start* start;
+  RowShare* share;
+  UnitCursor* cursors;           // [kNumWarps]: each warp's first unit
   float* scales;                 // [kNumWarps, 2 * kMaxGroupsPerChunk]
   std::uint32_t* before;         // [E]: this rank's entries before the tile
   std::uint32_t* own;            // [E + 1]: this rank's entries; later scratch
   std::uint32_t* starts;         // [E + 1], across hosts: of own, by owner and local number
   layout::Epoch* combine_epoch;  // of the half
   int* flag;
+  std::int16_t* owners;  // [kTileEntries]: of the entries' experts; -1 for none
   RoutingTables tables;
   std::int64_t size_bytes;
 
@@ -67,13 +81,18 @@ struct DispatchShared {
         barriers(carver.take<std::uint64_t>(kNumWarps * kMaxStages)),
         entries(carver.take<Entry>(kTileEntries)),
         peers(carver.take<std::byte*>(num_ranks)),
+        row_bases(carver.take<std::byte*>(num_ranks)),
+        source_bases(carver.take<std::int32_t*>(num_ranks)),
         start(carver.take<Start>(1)),
+        share(carver.take<RowShare>(1)),
+        cursors(carver.take<UnitCursor>(kNumWarps)),
         scales(carver.take<float>(kNumWarps * 2 * kMaxGroupsPerChunk)),
         before(carver.take<std::uint32_t>(num_experts)),
         own(carver.take<std::uint32_t>(num_experts + 1)),
         starts(carver.take<std::uint32_t>(elsewhere ? num_experts + 1 : 0)),
         combine_epoch(carver.take<layout::Epoch>(1)),
         flag(carver.take<int>(1)),
+        owners(carver.take<std::int16_t>(kTileEntries)),
         tables(carver, num_ranks, num_experts),
         size_bytes(carver.used()) {}
 };
@@ -106,21 +125,33 @@ __device__ inline std::uint32_t count_of(const BufferView& buffer, const std::by
 // Waits for header, counts and number of arrival words of every rank of `peers`; sums the counts
 // into `all` and, of lower ranks, into `base`. Returns false on this thread after a failure. `sent`
 // [E]: this rank's own counts, where rows are to be written by what comes out: those in its memory
-// can be written by peers.
+// can be written by peers, and are not even looked at then.
 __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables& tables,
                                    layout::Epoch epoch, std::byte* const* peers,
                                    const std::uint32_t* sent) {
   const BufferView& buffer = p.buffer;
+  const int thread = static_cast<int>(threadIdx.x);
   const int parity = layout::parity(epoch);
   const int per_rank = buffer.num_experts + 2;
+  const int num_read = buffer.num_ranks - (sent != nullptr ? 1 : 0);
   const std::byte* own = buffer.blocks[buffer.rank];
   const auto most = static_cast<std::uint32_t>(p.max_tokens) * static_cast<std::uint32_t>(p.topk);
+  if (sent != nullptr) {
+#pragma unroll 1
+    for (int expert = thread; expert < buffer.num_experts; expert += kNumThreads) {
+      if (sent[expert] != 0) atomicAdd(&tables.all[expert], sent[expert]);
+    }
+    if (thread == 0) {
+      tables.halves[buffer.rank] = static_cast<std::uint8_t>(p.half);
+      tables.num_words[buffer.rank] = gridDim.x;
+    }
+  }
   bool ok = true;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); ok && i < per_rank * buffer.num_ranks;
-       i += kNumThreads) {
-    const int rank = i / per_rank;
+  for (int i = thread; ok && i < per_rank * num_read; i += kNumThreads) {
+    int rank = i / per_rank;
     const int which = i - rank * per_rank;
+    if (sent != nullptr && rank >= buffer.rank) ++rank;
     if (peers[rank] == nullptr) {
       if (which == buffer.num_experts) tables.num_words[rank] = 0;
       continue;
@@ -128,8 +159,7 @@ __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables&
     const Wait wait{Operation::kDispatch, epoch, Phase::kHeader, rank};
     if (which == buffer.num_experts + 1) {
       int half = 0;
-      ok = wait_for_header(buffer, wait, own, layout::hash_arguments(p.arguments), p.arguments,
-                           &half);
+      ok = wait_for_header(buffer, wait, own, p.arguments_hash, p.arguments, &half);
       tables.halves[rank] = static_cast<std::uint8_t>(half);
       continue;
     }
@@ -138,8 +168,7 @@ __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables&
                                     : buffer.block.arrived(parity, rank, kNumBlocksWord);
     layout::Word word;
     ok = wait_for_epoch(buffer, wait, own, offset, &word);
-    std::uint32_t value = layout::value_of(word);
-    if (sent != nullptr && rank == buffer.rank && which < buffer.num_experts) value = sent[which];
+    const std::uint32_t value = layout::value_of(word);
     const std::uint32_t limit = which == buffer.num_experts ? kMaxBlocks : most;
     if (ok && value > limit) {
       report(buffer, wait.operation, epoch,
@@ -264,6 +293,11 @@ __device__ inline void write_handle_arrays(const DispatchParams& p, layout::Epoc
     if (local == num_local) continue;
     const int expert = tables.by_rank[first + local];
     arrays.counts[local] = overflow ? 0 : static_cast<std::int32_t>(tables.all[expert]);
+    // This rank's own may not be there yet: another block publishes them, and read_counts does not
+    // look at them.
+    layout::Word own_count = 0;
+    wait_for_epoch(buffer, {Operation::kDispatch, epoch, Phase::kHeader, buffer.rank}, own,
+                   buffer.block.count(layout::parity(epoch), buffer.rank, expert), &own_count);
     std::uint64_t lower = 0;
 #pragma unroll 4
     for (int rank = 0; rank < buffer.num_ranks; ++rank) {

@@ -18,7 +18,9 @@ namespace tandem::cuda {
 // than half of the shared memory (of 164 KB on an A100, 228 on an H100 or H200).
 inline constexpr int kNumThreads = 512;
 inline constexpr int kNumWarps = kNumThreads / 32;
-inline constexpr int kCombineThreads = 1024;  // more loads in flight
+// A combine with few tokens has fewer threads in a block: what all of them do at its start and end
+// takes less.
+inline constexpr int kLeastThreads = 256;
 inline constexpr std::int64_t kLeastSharedBytes = 116 * 1024;
 // Most blocks of one kernel: arrival words per source rank. Above the multiprocessors of any GPU.
 inline constexpr int kMaxBlocks = 256;
@@ -109,6 +111,10 @@ struct DispatchParams {
   std::int32_t half = 0;
   std::uint64_t id = 0;
   std::uint32_t arguments[layout::kNumArguments] = {};
+  // What kernels would have to work out while others wait for them.
+  std::uint32_t arguments_hash = 0;
+  std::int32_t pitch = 0;             // of `row`
+  std::uint32_t topk_reciprocal = 0;  // i / topk = i * this >> 20 for the entries of a tile
   // Receive phase of slotted placement.
   std::byte* recv_x = nullptr;
   std::byte* recv_scales = nullptr;

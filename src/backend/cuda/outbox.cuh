@@ -97,7 +97,7 @@ __device__ __forceinline__ void post_rows(const DispatchParams& p, layout::Epoch
   if constexpr (!kElsewhere) return;
   ptx::fence_sys();  // this block's rows, for the host
   // Acquire-release: what the other blocks wrote is what the last one posts.
-  if (ptx::add_acq_rel_gpu(&buffer.state->written, 1) != gridDim.x - 1) return;
+  if (ptx::increment_acq_rel_gpu(&buffer.state->written) != gridDim.x - 1) return;
   buffer.state->written = 0;
   post(buffer, {.kind = RequestKind::kRows,
                 .operation = Operation::kDispatch,

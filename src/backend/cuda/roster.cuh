@@ -27,7 +27,7 @@ __device__ inline void list_peers(const BufferView& buffer, std::byte** peers) {
 class FirstLook {
  public:
   __device__ __forceinline__ FirstLook(const BufferView& buffer, const std::byte* own) {
-    constexpr int kFailedThread = 224;  // of a warp that has nothing else to look after
+    constexpr int kFailedThread = kLeastThreads - 32;  // of a warp that has nothing else to do
     const int thread = static_cast<int>(threadIdx.x);
     // The roster word of a rank; behind those, the stop word.
     if (thread <= buffer.num_ranks) {

@@ -48,6 +48,23 @@ __device__ __forceinline__ void unpack(const uint4& bits, float (&values)[16 / s
   }
 }
 
+// The bits of the largest magnitude among 16 bytes of X, as those of a float: they order like the
+// magnitudes, NaN above all.
+template <typename X>
+__device__ __forceinline__ std::uint32_t largest_magnitude(const uint4& bits) {
+  if constexpr (sizeof(X) == 4) {
+    constexpr std::uint32_t kMagnitude = 0x7fffffffU;
+    return max(max(bits.x & kMagnitude, bits.y & kMagnitude),
+               max(bits.z & kMagnitude, bits.w & kMagnitude));
+  } else {
+    constexpr std::uint32_t kMagnitudes = 0x7fff7fffU;
+    const std::uint32_t pair = __vmaxu2(__vmaxu2(bits.x & kMagnitudes, bits.y & kMagnitudes),
+                                        __vmaxu2(bits.z & kMagnitudes, bits.w & kMagnitudes));
+    const std::uint32_t largest = max(pair >> 16, pair & 0xffffU);
+    return __float_as_uint(unpack_pair(largest, X{}).x);
+  }
+}
+
 // Two floats to two e4m3 bytes, as numeric.h defines it (saturating, NaN stays NaN).
 __device__ __forceinline__ std::uint32_t to_e4m3_pair(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -88,6 +105,26 @@ static __device__ __noinline__ void load_by_threads(std::byte* stage, const std:
   __syncwarp();
 }
 
+// A unit, as token and number within its row: chunk, and which part of the destinations.
+struct UnitCursor {
+  std::uint32_t unit = 0;
+  std::uint32_t token = 0;
+  std::uint32_t unit_in_row = 0;
+
+  UnitCursor() = default;
+  __device__ UnitCursor(std::uint32_t at, std::uint32_t per_row)
+      : unit(at), token(at / per_row), unit_in_row(at - token * per_row) {}
+  __device__ void advance(std::uint32_t per_row) {
+    unit += kNumWarps;
+    unit_in_row += kNumWarps;
+    if (unit_in_row >= per_row) {
+      const std::uint32_t tokens = unit_in_row / per_row;
+      token += tokens;
+      unit_in_row -= tokens * per_row;
+    }
+  }
+};
+
 // X is void for formats whose rows travel as they are.
 template <typename X>
 class RowRing {
@@ -115,16 +152,19 @@ class RowRing {
     }
   }
 
-  // This warp's units are begin + its number, + kNumWarps, ... below end. Starts loading the first
-  // ones.
-  __device__ void prefetch(std::uint32_t begin, std::uint32_t end) {
-    const std::uint32_t units = params_.units_per_row;
-    const std::uint32_t first = begin + threadIdx.x / 32;
+  // This warp's units are `first`, + kNumWarps, ... below end. Starts loading the first one: all at
+  // once would keep what the block needs sooner waiting.
+  __device__ void begin(const UnitCursor& first, std::uint32_t end) {
     end_ = end;
-    next_ = Cursor(first, units);
+    next_ = first;
     next_load_ = next_;
+    load_next();
+  }
+
+  // Starts loading as many more as there is room for.
+  __device__ void prefetch() {
 #pragma unroll 1
-    for (int stage = 0; stage < kStages; ++stage) load_next();
+    for (int stage = 1; stage < kStages; ++stage) load_next();
   }
 
   // Sends the units below `tile_end`. destinations[(token - first_token) * topk + k]: the row's
@@ -181,26 +221,6 @@ class RowRing {
   }
 
  private:
-  // A unit, as token and number within its row: chunk, and which part of the destinations.
-  struct Cursor {
-    std::uint32_t unit = 0;
-    std::uint32_t token = 0;
-    std::uint32_t unit_in_row = 0;
-
-    Cursor() = default;
-    __device__ Cursor(std::uint32_t at, std::uint32_t per_row)
-        : unit(at), token(at / per_row), unit_in_row(at - token * per_row) {}
-    __device__ void advance(std::uint32_t per_row) {
-      unit += kNumWarps;
-      unit_in_row += kNumWarps;
-      if (unit_in_row >= per_row) {
-        const std::uint32_t tokens = unit_in_row / per_row;
-        token += tokens;
-        unit_in_row -= tokens * per_row;
-      }
-    }
-  };
-
   __device__ bool loads_in_bulk() const { return ptx::kHasBulk && params_.x_aligned != 0; }
 
   __device__ void load_next() {
@@ -244,50 +264,68 @@ class RowRing {
     }
   }
 
-  // numeric.h's fp8_scale and to_float8_e4m3, a group of 128 channels to 16 lanes (32 for float32).
+  // numeric.h's fp8_scale and to_float8_e4m3. A lane takes every 32nd vector of 16 bytes, four in
+  // all; a group of 128 channels is one of these of 16 neighbouring lanes (32 for float32).
   __device__ void quantise(const std::byte* chunk, int num_bytes, std::byte* out,
                            float* scales) const {
     if constexpr (kFp8) {
       constexpr int kVector = 16 / static_cast<int>(sizeof(X));
       constexpr int kLanesPerGroup = kFp8GroupSize / kVector;
+      constexpr int kVectors = 4;
+      static_assert(kVectors * 32 * 16 == kChunkBytes);
       const int channels = num_bytes / static_cast<int>(sizeof(X));
-      const int groups = layout::num_fp8_groups(channels);
       const int out_bytes = static_cast<int>(layout::round_up(channels, 16));
       const int in_bytes = static_cast<int>(layout::round_up(num_bytes, 16));
-      for (int first = 0; first < groups * kLanesPerGroup; first += 32) {
-        const int vector = first + lane_;
-        uint4 bits{0, 0, 0, 0};
-        if (vector * 16 < in_bytes) bits = *reinterpret_cast<const uint4*>(chunk + vector * 16);
+      uint4 bits[kVectors];
+      std::uint32_t largest[kVectors];
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const int at = (j * 32 + lane_) * 16;
+        bits[j] = at < in_bytes ? *reinterpret_cast<const uint4*>(chunk + at) : uint4{0, 0, 0, 0};
+        largest[j] = largest_magnitude<X>(bits[j]);
+      }
+      // The lanes of a group share its four maxima out: two exchanges leave each with one of them,
+      // the rest are of that one. So a lane works out one scale, not four.
+      const bool odd = (lane_ & 1) != 0;
+      const bool upper = (lane_ & 2) != 0;
+      const auto exchange = [](std::uint32_t kept, std::uint32_t given, int step) {
+        return max(kept, __shfl_xor_sync(0xffffffffU, given, step));
+      };
+      const std::uint32_t even_half =
+          exchange(odd ? largest[2] : largest[0], odd ? largest[0] : largest[2], 1);
+      const std::uint32_t odd_half =
+          exchange(odd ? largest[3] : largest[1], odd ? largest[1] : largest[3], 1);
+      std::uint32_t amax = exchange(upper ? odd_half : even_half, upper ? even_half : odd_half, 2);
+#pragma unroll
+      for (int step = 4; step < kLanesPerGroup; step *= 2) amax = exchange(amax, amax, step);
+      const Fp8Scale scale = fp8_scale(__uint_as_float(amax), params_.row.format);
+      const int vector = (odd ? 2 : 0) + (upper ? 1 : 0);
+      const int group = vector * (32 / kLanesPerGroup) + lane_ / kLanesPerGroup;
+      if (lane_ % kLanesPerGroup < kVectors && group < layout::num_fp8_groups(channels)) {
+        scales[group] = scale.dequantise;
+      }
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const int holder = (lane_ & ~3) | (j / 2) | ((j % 2) * 2);
+        const float factor = __shfl_sync(0xffffffffU, scale.quantise, holder);
         float values[kVector];
-        unpack<X>(bits, values);
-        std::uint32_t amax = 0;
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          amax = max(amax, __float_as_uint(values[i]) & 0x7fffffffU);
-        }
-#pragma unroll
-        for (int step = kLanesPerGroup / 2; step > 0; step /= 2) {
-          amax = max(amax, __shfl_xor_sync(0xffffffffU, amax, step));
-        }
-        const Fp8Scale scale = fp8_scale(__uint_as_float(amax), params_.row.format);
+        unpack<X>(bits[j], values);
         std::uint32_t packed[kVector / 4];
 #pragma unroll
         for (int i = 0; i < kVector / 4; ++i) {
-          packed[i] = to_e4m3_pair(__fmul_rn(values[4 * i], scale.quantise),
-                                   __fmul_rn(values[4 * i + 1], scale.quantise)) |
-                      (to_e4m3_pair(__fmul_rn(values[4 * i + 2], scale.quantise),
-                                    __fmul_rn(values[4 * i + 3], scale.quantise))
-                       << 16);
+          packed[i] =
+              to_e4m3_pair(__fmul_rn(values[4 * i], factor), __fmul_rn(values[4 * i + 1], factor)) |
+              (to_e4m3_pair(__fmul_rn(values[4 * i + 2], factor),
+                            __fmul_rn(values[4 * i + 3], factor))
+               << 16);
         }
-        if (vector * kVector < out_bytes) {
-          if constexpr (kVector == 8) {
-            *reinterpret_cast<uint2*>(out + vector * 8) = {packed[0], packed[1]};
-          } else {
-            *reinterpret_cast<std::uint32_t*>(out + vector * 4) = packed[0];
-          }
+        const int at = (j * 32 + lane_) * kVector;
+        if (at >= out_bytes) continue;
+        if constexpr (kVector == 8) {
+          *reinterpret_cast<uint2*>(out + at) = {packed[0], packed[1]};
+        } else {
+          *reinterpret_cast<std::uint32_t*>(out + at) = packed[0];
         }
-        const int group = vector / kLanesPerGroup;
-        if (lane_ % kLanesPerGroup == 0 && group < groups) scales[group] = scale.dequantise;
       }
     }
   }
@@ -321,8 +359,8 @@ class RowRing {
   float* scales_;
   int lane_;
   int row_bytes_;
-  Cursor next_;       // unit to send
-  Cursor next_load_;  // unit to load
+  UnitCursor next_;       // unit to send
+  UnitCursor next_load_;  // unit to load
   std::uint32_t end_ = 0;
   std::uint32_t sent_ = 0;
   std::uint32_t sent_stage_ = 0;  // sent_ % kStages

@@ -15,8 +15,9 @@ __device__ __forceinline__ void wait_for_earlier_grids() {
 }
 
 // Lets the next grid of the stream take free multiprocessors, once all blocks of this one have said
-// so or ended; it waits there for this grid's end. Said only when every block of every peer's
-// kernel that this one may still wait for has its multiprocessor: else the next grid might take it.
+// so or ended; it waits there for this grid's end. Said only when this grid waits for nobody any
+// more, or when every block of every peer's kernel that it may still wait for has its
+// multiprocessor: else the next grid might take it.
 __device__ __forceinline__ void let_next_grid_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -44,22 +44,22 @@ __device__ __forceinline__ void fence(bool across_devices) {
   }
 }
 
-__device__ __forceinline__ std::uint32_t add_relaxed_gpu(std::uint32_t* address,
-                                                         std::uint32_t value) {
+// Counters go up by `inc` (which wraps at the bound): of `add` the compiler makes an exchange with
+// the rest of the warp, which then waits for the answer as long as the thread that asked.
+__device__ __forceinline__ std::uint32_t increment_relaxed_gpu(std::uint32_t* address) {
   std::uint32_t before;
-  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
+  asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], 0x7fffffff;"
                : "=r"(before)
-               : "l"(address), "r"(value)
+               : "l"(address)
                : "memory");
   return before;
 }
 
-__device__ __forceinline__ std::uint32_t add_acq_rel_gpu(std::uint32_t* address,
-                                                         std::uint32_t value) {
+__device__ __forceinline__ std::uint32_t increment_acq_rel_gpu(std::uint32_t* address) {
   std::uint32_t before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], 0x7fffffff;"
                : "=r"(before)
-               : "l"(address), "r"(value)
+               : "l"(address)
                : "memory");
   return before;
 }
@@ -89,6 +89,26 @@ __device__ __forceinline__ uint4 load_once_if(const void* address, bool wanted) 
       "}\n"
       : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
       : "l"(address), "r"(static_cast<std::uint32_t>(wanted)));
+  return value;
+}
+
+// The index-th of an array of int64 (`wide`) or int32; -1 where it is not `wanted`.
+__device__ __forceinline__ std::int64_t load_index_if(const void* array, int index, bool wide,
+                                                      bool wanted) {
+  const auto* address = static_cast<const char*>(array) + std::int64_t{index} * (wide ? 8 : 4);
+  std::int64_t value;
+  asm volatile(
+      "{\n"
+      ".reg .pred w, n;\n"
+      "setp.ne.u32 w, %2, 0;\n"
+      "setp.ne.u32 n, %3, 0;\n"
+      "mov.s64 %0, -1;\n"
+      "@w ld.global.s64 %0, [%1];\n"
+      "@n ld.global.s32 %0, [%1];\n"
+      "}\n"
+      : "=&l"(value)
+      : "l"(address), "r"(static_cast<std::uint32_t>(wanted && wide)),
+        "r"(static_cast<std::uint32_t>(wanted && !wide)));
   return value;
 }
 
