@@ -14,6 +14,7 @@
 #include <string>
 
 #include "tandem/buffer.h"
+#include "tandem/tensor.h"
 #include "tandem/types.h"
 
 namespace tandem::runtime {
@@ -42,6 +43,10 @@ class Recorder {
   // Records `count` calls of `operation` (at least one), which may be called any number of times,
   // now or later, as long as this object lives. Returns the recording's number.
   virtual int record(int count, std::function<void()> operation) = 0;
+
+  // Copies rows [N, H] of one tensor to another of the same dtype and shape, both in the backend's
+  // memory. On a GPU it is queued on the stream, so that an operation that is recorded may call it.
+  virtual void copy_rows(const TensorView& to, const ConstTensorView& from) = 0;
 
   // Starts a run. On a GPU it is queued on the stream.
   virtual void start(int recording) = 0;

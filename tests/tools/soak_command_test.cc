@@ -28,6 +28,7 @@ TEST(Soak, SaysWhatItDid) {
     EXPECT_EQ(object["faults"]["ended"], 0);
     EXPECT_EQ(object["errors"]["expected"], 0);
     EXPECT_EQ(object["errors"]["unexpected"], 0);
+    EXPECT_GT(object["replays"], 0);
     EXPECT_GT(object["held"]["before"]["memory_bytes"], 0);
     EXPECT_EQ(object["held"]["before"]["descriptors"], object["held"]["after"]["descriptors"]);
     ASSERT_EQ(object.contains("held_by_a_rank"), launch == "processes");

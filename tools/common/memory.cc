@@ -2,7 +2,7 @@
 
 namespace tandem::tools {
 
-Memory::Memory(Backend backend) : backend_(backend) {
+Memory::Memory(Backend backend, void* stream) : backend_(backend), stream_(stream) {
   if (backend_ != Backend::kCpu) scratch_ = array(DType::kInt32, {1});
 }
 

@@ -36,12 +36,13 @@ BasicTensorView<Void> rows_of(const BasicTensorView<Void>& tensor, std::int64_t 
 
 class Memory {
  public:
-  explicit Memory(Backend backend);
+  // `stream`: null for the backend's default one.
+  explicit Memory(Backend backend, void* stream = nullptr);
 
   [[nodiscard]] Backend backend() const { return backend_; }
 
-  // The stream that operations and copies are given: the backend's default one.
-  [[nodiscard]] void* stream() const { return nullptr; }
+  // The stream that operations and copies are given.
+  [[nodiscard]] void* stream() const { return stream_; }
 
   [[nodiscard]] Array array(DType dtype, std::initializer_list<std::int64_t> shape) const {
     return {backend_, dtype, shape};
@@ -71,6 +72,7 @@ class Memory {
 
  private:
   Backend backend_;
+  void* stream_;
   Array scratch_;  // for synchronise(); made beforehand, since making it may synchronise the device
 };
 

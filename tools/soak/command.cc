@@ -78,6 +78,7 @@ void summarise(const SoakOptions& options, const Ledger& ledger, const Growth& c
                   {"sessions", sessions},
                   {"operations", ledger.operations.load()},
                   {"rows", ledger.rows.load()},
+                  {"replays", ledger.replays.load()},
                   {"faults",
                    {{"ended", ledger.ended.load()},
                     {"stopped", ledger.stopped.load()},
@@ -99,13 +100,14 @@ void summarise(const SoakOptions& options, const Ledger& ledger, const Growth& c
   }
   const std::int64_t faults = ledger.ended + ledger.stopped + ledger.delayed;
   output.print(fmt::format(
-      "seed {}: {} operations, {} rows checked, {} faults ({} ended, {} stopped, {} delayed; {} "
+      "seed {}: {} operations ({} recordings run), {} rows checked, {} faults ({} ended, {} "
+      "stopped, {} delayed; {} "
       "let in again, {} of them in place of an ended one), {} errors expected, {} unexpected, "
       "memory "
       "{:.1f} -> {:.1f} MiB{}, descriptors {} -> {}\n",
-      options.seed, ledger.operations.load(), ledger.rows.load(), faults, ledger.ended.load(),
-      ledger.stopped.load(), ledger.delayed.load(), ledger.returned.load(), ledger.joined.load(),
-      ledger.expected_errors.load(), ledger.unexpected_errors.load(),
+      options.seed, ledger.operations.load(), ledger.replays.load(), ledger.rows.load(), faults,
+      ledger.ended.load(), ledger.stopped.load(), ledger.delayed.load(), ledger.returned.load(),
+      ledger.joined.load(), ledger.expected_errors.load(), ledger.unexpected_errors.load(),
       mebibytes(command.before.memory_bytes), mebibytes(command.after.memory_bytes),
       are_processes
           ? fmt::format(" (of the rank that grew most {:.1f} -> {:.1f})",

@@ -14,6 +14,7 @@ constexpr int kNumCases = 24;
 constexpr int kMaxTokens = 24;
 constexpr int kMaxSoakHidden = 1200;
 constexpr int kMaxSoakTopk = 8;
+constexpr int kMaxInRecording = 3;
 
 class Draws {
  public:
@@ -29,8 +30,13 @@ class Draws {
 
 }  // namespace
 
-const SoakCase& SessionPlan::at(std::int64_t pair) const {
-  return cases[mix(seed + static_cast<std::uint64_t>(pair)) % cases.size()];
+std::size_t SessionPlan::at(std::int64_t pair) const {
+  return mix(seed + static_cast<std::uint64_t>(pair)) % cases.size();
+}
+
+bool SessionPlan::replays(std::int64_t pair) const {
+  return cases[at(pair)].in_recording > 0 &&
+         mix(seed + static_cast<std::uint64_t>(pair)) / cases.size() % 2 == 0;
 }
 
 SessionPlan draw_session(const SoakOptions& options, std::uint64_t seed,
@@ -62,6 +68,8 @@ SessionPlan draw_session(const SoakOptions& options, std::uint64_t seed,
     shape.topk = 1 + draws.below(kMaxSoakTopk);
     shape.masked = draws.below(10);
     SoakCase one{.combination = combination, .inputs = {}};
+    // What comes out of a recording is known beforehand only where all take part.
+    if (!options.faults && draws.once_in(2)) one.in_recording = 1 + draws.below(kMaxInRecording);
     one.inputs.problem =
         make_problem(shape, seed + static_cast<std::uint64_t>(i), combination.format);
     one.inputs.problem.layout = combination.layout;

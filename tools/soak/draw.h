@@ -13,7 +13,8 @@ namespace tandem::tools {
 // One pair of operations.
 struct SoakCase {
   Combination combination;
-  Expectation inputs;  // only its problem
+  Expectation inputs;    // only its problem
+  int in_recording = 0;  // how many such pairs a recording of it has; 0: it has none
 };
 
 // The operations of one session: ranks with one buffer, made anew after some seconds with other
@@ -22,11 +23,13 @@ struct SessionPlan {
   const SoakOptions& options;
   std::uint64_t seed;
   std::chrono::nanoseconds duration;
-  std::vector<SoakCase> cases;  // in the order of `order`, over and over
+  std::vector<SoakCase> cases;  // as drawn by `at`, over and over
   BufferOptions buffer;
   std::string meeting_place;  // of ranks that are processes
 
-  [[nodiscard]] const SoakCase& at(std::int64_t pair) const;
+  // The number of the case whose turn it is; and whether its recording is run, if it has one.
+  [[nodiscard]] std::size_t at(std::int64_t pair) const;
+  [[nodiscard]] bool replays(std::int64_t pair) const;
 };
 
 SessionPlan draw_session(const SoakOptions& options, std::uint64_t seed,

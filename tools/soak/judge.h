@@ -23,6 +23,9 @@ class Judge {
  public:
   Judge(const Memory& memory, int rank) : memory_(memory), rank_(rank) {}
 
+  // Lives as long as this object.
+  const Outcome& outcome(const SoakCase& one, const Present& present);
+
   // A dispatch, when `present` took part to the end. Some of those who did at its beginning may
   // have been lost since, and rows may lie where they would with them: `earlier` are the sets that
   // it may have begun with. Rows that the lost did not write are zeros of token -1. Returns the
@@ -35,7 +38,6 @@ class Judge {
                        const Present& present) const;
 
  private:
-  const Outcome& outcome(const SoakCase& one, const Present& present);
   [[nodiscard]] std::string compare(const SoakCase& one, const Outcome& outcome,
                                     const DispatchResult& result, const Present& present) const;
 

@@ -17,6 +17,7 @@ struct Ledger {
   // Of the whole run.
   std::atomic<std::int64_t> operations{0};
   std::atomic<std::int64_t> rows{0};
+  std::atomic<std::int64_t> replays{0};  // runs of recordings, of several operations each
   std::atomic<std::int64_t> ended{0};
   std::atomic<std::int64_t> stopped{0};
   std::atomic<std::int64_t> delayed{0};

@@ -34,10 +34,10 @@ class Lives {
       self_.dead = false;
       if (all != nullptr) {
         Buffer buffer(*all, plan_.buffer);
-        run_session(plan_, ledger_, buffer, 0, report_);
+        run_session(plan_, ledger_, buffer, 0, all, report_);
       } else if (std::optional<Buffer> buffer = join()) {
         ++ledger_.joined;
-        run_session(plan_, ledger_, *buffer, self_.joins_at, report_);
+        run_session(plan_, ledger_, *buffer, self_.joins_at, nullptr, report_);
       }
     } catch (const Left&) {
     } catch (const std::exception& error) {

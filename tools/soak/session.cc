@@ -3,11 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <thread>
 
+#include "common/lockstep.h"
+#include "runtime/recorder.h"
 #include "soak/judge.h"
 #include "soak/menace.h"
+#include "test_low_latency/problem.h"
 
 namespace tandem::tools {
 
@@ -20,10 +25,29 @@ class Session {
         ledger_(ledger),
         self_(ledger.ranks[buffer.rank()]),
         report_(report),
-        memory_(plan.options.backend),
+        recorder_(runtime::make_recorder(plan.options.backend, -1)),
+        memory_(plan.options.backend, recorder_->stream()),
         buffer_(buffer),
         judge_(memory_, buffer.rank()),
         before_(static_cast<std::size_t>(buffer.num_ranks()), true) {}
+
+  // Nothing is allocated afterwards. With `all`, until all of them have come so far: on a GPU that
+  // ranks share, making memory would wait for an operation that waits for this rank.
+  void prepare(const Communicator* all) {
+    const auto allocate = [this] {
+      for (const SoakCase& one : plan_.cases) {
+        tensors_.emplace_back(buffer_, memory_, one.combination, one.inputs);
+      }
+    };
+    if (all == nullptr) return allocate();
+    Lockstep lockstep(*all);
+    if (lockstep.step("making tensors", allocate) &&
+        lockstep.step("recording", [this] { record(); })) {
+      return;
+    }
+    for (const std::string& error : lockstep.take_errors()) fail(error);
+    failed_ = true;
+  }
 
   void run(std::int64_t first) {
     const auto start = std::chrono::steady_clock::now();
@@ -38,7 +62,7 @@ class Session {
           }
           let_others_in(pair);
         }
-        run_pair(plan_.at(pair));
+        run_pair(pair);
       } catch (const Error& error) {
         if (!survives(error)) break;
         if (!come_back()) break;
@@ -125,10 +149,63 @@ class Session {
     return present;
   }
 
-  void run_pair(const SoakCase& one) {
+  // A recording is of pairs with the outputs of experts that are right if all take part.
+  void record() {
+    const Present everybody(before_.size(), true);
+    for (std::size_t i = 0; i < plan_.cases.size(); ++i) {
+      const SoakCase& one = plan_.cases[i];
+      Recorded& recorded = recorded_.emplace_back();
+      if (one.in_recording == 0) continue;
+      recorded.outcome = &judge_.outcome(one, everybody);
+      const auto rank = static_cast<std::size_t>(buffer_.rank());
+      const std::int64_t num_rows = recorded.outcome->received[rank].num_rows;
+      recorded.y =
+          memory_.array_of(recorded.outcome->y[rank].data(), token_dtype(one.combination.format),
+                           {num_rows, one.inputs.problem.hidden});
+      recorded.number = recorder_->record(
+          one.in_recording, [this, num_rows, &y = recorded.y, &operation = tensors_[i]] {
+            operation.dispatch(0);
+            operation.received(0).hook();
+            operation.take_combine_buffer(0);
+            if (num_rows > 0) recorder_->copy_rows(rows_of(operation.y(0), 0, num_rows), y);
+            operation.combine(0);
+            operation.combine_hook()();
+          });
+    }
+  }
+
+  void replay(std::size_t number) {
+    const SoakCase& one = plan_.cases[number];
+    const Recorded& recorded = recorded_[number];
+    Operation& operation = tensors_[number];
+    recorder_->start(recorded.number);
+    recorder_->finish();
+    operation.settle();
+    const Present everybody(before_.size(), true);
+    std::string why;
+    if (judge_.received(one, operation.received(0), everybody, {}, why) == nullptr) {
+      return fail("recorded dispatch: " + why);
+    }
+    const std::string wrong = judge_.combined(one, *recorded.outcome, operation.out(), everybody);
+    if (!wrong.empty()) return fail("recorded combine: " + wrong);
+    ++ledger_.replays;
+    take_note(one, *recorded.outcome, one.in_recording);
+  }
+
+  // Pairs that went well, and the rows of one of them, which were checked.
+  void take_note(const SoakCase& one, const Outcome& outcome, int pairs) {
+    const auto rank = static_cast<std::size_t>(buffer_.rank());
+    ledger_.operations += 2 * pairs;
+    for (const std::int32_t count : outcome.received[rank].counts) ledger_.rows += count;
+    ledger_.rows += one.inputs.problem.ranks[rank].num_tokens;
+  }
+
+  void run_pair(std::int64_t pair) {
     suffer();
+    if (plan_.replays(pair)) return replay(plan_.at(pair));
+    const SoakCase& one = plan_.cases[plan_.at(pair)];
+    Operation& operation = tensors_[plan_.at(pair)];
     const Present active = buffer_.active();
-    Operation operation(buffer_, memory_, one.combination, one.inputs);
     const int round = static_cast<int>(pairs_++ % kNumRounds);
     operation.dispatch(round);
     suffer();
@@ -159,18 +236,25 @@ class Session {
     if (!wrong.empty()) return fail("combine: " + wrong);
     before_ = received.handle.active();
 
-    ledger_.operations += 2;
-    for (const std::int32_t count : rows.counts) ledger_.rows += count;
-    ledger_.rows += one.inputs.problem.ranks[rank].num_tokens;
+    take_note(one, *outcome, 1);
   }
+
+  struct Recorded {
+    int number = -1;
+    const Outcome* outcome = nullptr;
+    Array y;  // outputs of this rank's experts
+  };
 
   const SessionPlan& plan_;
   Ledger& ledger_;
   Ledger::Rank& self_;
   const ReportFunction& report_;
+  std::unique_ptr<runtime::Recorder> recorder_;
   Memory memory_;
   Buffer& buffer_;
   Judge judge_;
+  std::deque<Operation> tensors_;  // of each case
+  std::deque<Recorded> recorded_;
   Present before_;  // who took part in the pair before
   std::int64_t pairs_ = 0;
   bool failed_ = false;
@@ -179,8 +263,10 @@ class Session {
 }  // namespace
 
 void run_session(const SessionPlan& plan, Ledger& ledger, Buffer& buffer, std::int64_t first,
-                 const ReportFunction& report) {
-  Session(plan, ledger, buffer, report).run(first);
+                 const Communicator* all, const ReportFunction& report) {
+  Session session(plan, ledger, buffer, report);
+  session.prepare(all);
+  session.run(first);
 }
 
 }  // namespace tandem::tools

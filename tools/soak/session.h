@@ -12,9 +12,10 @@ namespace tandem::tools {
 // A thread's way to die.
 struct Left {};
 
-// From pair `first` on. Reports {"failure": text} for whatever was not to be. Throws Left where the
+// From pair `first` on, together with `all` who begin the session with this rank (null where it
+// joins). Reports {"failure": text} for whatever was not to be. Throws Left where the
 // menace has it that a thread ends here.
 void run_session(const SessionPlan& plan, Ledger& ledger, Buffer& buffer, std::int64_t first,
-                 const ReportFunction& report);
+                 const Communicator* all, const ReportFunction& report);
 
 }  // namespace tandem::tools

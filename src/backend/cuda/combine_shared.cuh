@@ -31,8 +31,8 @@ __device__ void publish_ready(const CombineParams& p, const HalfState& half,
   const BufferView& buffer = p.buffer;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int parity = layout::parity(epoch);
-  const std::uint32_t header =
-      layout::encode(layout::Header{Operation::kCombine, p.half, layout::hash_arguments(arguments.values)});
+  const std::uint32_t header = layout::encode(
+      layout::Header{Operation::kCombine, p.half, layout::hash_arguments(arguments.values)});
 #pragma unroll 1
   for (int rank = lane; rank < buffer.num_ranks; rank += 32) {
     if (peers[rank] == nullptr) continue;
@@ -60,7 +60,7 @@ __device__ void publish_ready(const CombineParams& p, const HalfState& half,
 
 // The handle's dispatch is the one that this half holds; else, reported, there is nothing to send.
 __device__ inline bool is_fresh(const CombineParams& p, const HalfState& half, layout::Epoch epoch,
-                         bool reports) {
+                                bool reports) {
   if (half.dispatch_id == p.dispatch_id) return half.has_rows != 0;
   if (reports) {
     report(p.buffer, Operation::kCombine, epoch,

@@ -68,6 +68,18 @@ class GraphRecorder final : public runtime::Recorder {
     return static_cast<int>(recordings_.size()) - 1;
   }
 
+  void copy_rows(const TensorView& to, const ConstTensorView& from) override {
+    const auto element_bytes = static_cast<std::size_t>(size_of(from.dtype));
+    const auto bytes_of = [&](std::int64_t elements) {
+      return static_cast<std::size_t>(elements) * element_bytes;
+    };
+    check_cuda(
+        cudaMemcpy2DAsync(to.data, bytes_of(to.strides[0]), from.data, bytes_of(from.strides[0]),
+                          bytes_of(from.shape[1]), static_cast<std::size_t>(from.shape[0]),
+                          cudaMemcpyDeviceToDevice, stream_),
+        "cudaMemcpy2DAsync");
+  }
+
   void start(int recording) override {
     last_ = static_cast<std::size_t>(recording);
     check_cuda(cudaEventRecord(begin_, stream_), "cudaEventRecord");

@@ -1,5 +1,5 @@
-// A combine of a caller's tensor: the kernel that copies its rows into the combine region first. And
-// the one that makes sure of that region for a caller who writes to it.
+// A combine of a caller's tensor: the kernel that copies its rows into the combine region first.
+// And the one that makes sure of that region for a caller who writes to it.
 #include "backend/cuda/combine_shared.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/row_copy.cuh"

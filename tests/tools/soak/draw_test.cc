@@ -18,8 +18,13 @@ TEST(SoakDraw, FollowsFromTheSeed) {
   const SessionPlan same = draw(7);
   ASSERT_EQ(one.cases.size(), same.cases.size());
   for (std::int64_t pair = 0; pair < 100; ++pair) {
-    EXPECT_EQ(describe(one.at(pair).combination), describe(same.at(pair).combination));
-    EXPECT_EQ(one.at(pair).inputs.problem.ranks[0].x, same.at(pair).inputs.problem.ranks[0].x);
+    ASSERT_EQ(one.at(pair), same.at(pair));
+    EXPECT_EQ(one.replays(pair), same.replays(pair));
+    const SoakCase& a = one.cases[one.at(pair)];
+    const SoakCase& b = same.cases[same.at(pair)];
+    EXPECT_EQ(describe(a.combination), describe(b.combination));
+    EXPECT_EQ(a.in_recording, b.in_recording);
+    EXPECT_EQ(a.inputs.problem.ranks[0].x, b.inputs.problem.ranks[0].x);
   }
 }
 
