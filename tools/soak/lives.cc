@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "common/memory.h"
 #include "runtime/recorder.h"
 #include "soak/holdings.h"
 #include "soak/session.h"
@@ -26,9 +27,11 @@ class Lives {
 
   // One of them; `all`: who begins together with this rank, null where it joins.
   void live(const Communicator* all) {
+    runtime::use_device(plan_.options.backend, rank_);
+    // What a backend keeps for as long as the process lives (a CUDA context) is there before.
+    Memory(plan_.options.backend).synchronise();
     const Holdings before = holdings();
     try {
-      runtime::use_device(plan_.options.backend, rank_);
       self_.must_leave = false;
       self_.process = getpid();
       self_.dead = false;
