@@ -73,7 +73,8 @@ struct BufferOptions {
   static constexpr std::chrono::nanoseconds kForever = std::chrono::nanoseconds::max();
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
 
-  // CPU: what becomes of an operation in which a rank misses the timeout (docs/failures.md).
+  // On one host: what becomes of an operation in which a rank misses the timeout
+  // (docs/failures.md).
   OnTimeout on_timeout = OnTimeout::kFail;
 
   // CPU: processes of this user on this host may join the buffer later (Buffer::join) under this

@@ -92,7 +92,7 @@ class Buffer:
     anything is sent and leave the buffer usable; after TIMEOUT, PEER_LOST or MISMATCH it is failed
     on every rank, and every later call says so with FAILED_BUFFER until all have called recover().
 
-    Ranks may be lost and found again: mask, unmask, recover, and on CPUs on_timeout="mask" and join
+    Ranks may be lost and found again: mask, unmask, recover, on_timeout="mask", and on CPUs join
     (docs/failures.md). What concerns ranks goes by rank, in lists of length R.
 
     On the GPU work is queued on the caller's current stream (torch's or CuPy's) or the one given,
@@ -114,7 +114,7 @@ class Buffer:
         timeout: seconds that any wait may take; math.inf for no limit; may differ per rank.
         on_timeout: what becomes of an operation in which a rank misses the timeout or has ended:
             "fail", on every rank; or "mask": that rank is masked, and the operation ends without
-            it. CPU ranks only.
+            it. Not across hosts.
         door: a name, any text, under which processes of this user on this host may join the
             buffer later; of one buffer at a time. Empty: nobody may. CPU ranks only.
         max_ranks: ranks that there may ever be; experts and memory are shared out among that many

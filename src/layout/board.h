@@ -5,8 +5,8 @@
 //   decision | cell of rank 0 | cell of rank 1 | ..
 //   decision := generation of the newest view:32 rank that proposed it:32
 //   cell     := status words, then proposals: that of generation g in slot g % kNumViews
-//   proposal := generation:32 round:32, proposer of the generation before, active ranks (a bit
-//               each), first epochs (32 bits each), bytes of the cause, cause
+//   proposal := generation:32 round:32, proposer of the generation before, active ranks, lost ranks
+//               (a bit each), first epochs (32 bits each), bytes of the cause, cause
 //
 // Every word is one aligned 64-bit store. A rank writes its own cell only; the decision is changed
 // by compare-and-swap only.
@@ -33,6 +33,7 @@ enum class Status : int {
   kProcess,       // runtime::ProcessIdentity: pid,
   kStartTime,     //   start time,
   kNamespace,     //   pid namespace
+  kAtRest,        // GPU: 1 while nothing that it has launched or will launch writes to peers
   kCount
 };
 
@@ -51,7 +52,7 @@ class Board {
   constexpr Board() = default;
   constexpr explicit Board(int num_ranks)
       : num_ranks_(num_ranks),
-        view_words_(3 + active_words() + from_words() + kCauseBytes / kWord),
+        view_words_(3 + 2 * active_words() + from_words() + kCauseBytes / kWord),
         cell_bytes_(round_up((kStatusSpace + kNumViews * view_words_) * kWord, kControlAlignment)) {
   }
 

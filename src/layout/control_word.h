@@ -9,7 +9,7 @@
 //   count      | epoch  | rows
 //   arrived    | epoch  | 0
 //   completed  | epoch  | 0
-//   roster     | epoch  | GPU: masked, pending (see takes_part)
+//   roster     | epoch  | GPU: masked, pending, lost (see takes_part)
 //   stop       | number of a view | GPU: 1 once operations are to stop until a later one
 // A combine's header is its `ready` word: it is published after the outputs are in place.
 #pragma once
@@ -44,6 +44,9 @@ TANDEM_HOST_DEVICE constexpr int parity(Epoch epoch) { return static_cast<int>(e
 // may grow old.
 inline constexpr std::uint32_t kRosterMasked = 1;
 inline constexpr std::uint32_t kRosterPending = 2;
+// It is masked since others missed it, and what it has not announced by now it never will: whoever
+// waits for it goes on without (roster.cuh).
+inline constexpr std::uint32_t kRosterLost = 4;
 
 TANDEM_HOST_DEVICE constexpr bool takes_part(Word roster, Epoch epoch) {
   const bool masked = (value_of(roster) & kRosterMasked) != 0;

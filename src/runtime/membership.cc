@@ -32,7 +32,8 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
       view_{.generation = kFirstGeneration,
             .proposer = bootstrap.host_ranks().front(),
             .active = std::vector<bool>(num_ranks),
-            .from = std::vector<Epoch>(num_ranks, first_epoch)},
+            .from = std::vector<Epoch>(num_ranks, first_epoch),
+            .lost = std::vector<bool>(num_ranks)},
       decision_(decision_of(kFirstGeneration, view_.proposer)),
       process_(own_process()) {
   std::fill_n(view_.active.begin(), bootstrap.size(), true);
@@ -97,8 +98,9 @@ void Membership::write(const View& view, int previous_proposer) {
   *next++ = static_cast<Word>(previous_proposer);
   for (int rank = 0; rank < num_ranks_; ++rank) {
     if (view.active[rank]) next[rank / 64] |= Word{1} << (rank % 64);
+    if (view.lost[rank]) next[board_.active_words() + rank / 64] |= Word{1} << (rank % 64);
   }
-  next += board_.active_words();
+  next += 2 * board_.active_words();
   for (int rank = 0; rank < num_ranks_; ++rank) {
     next[rank / 2] |= Word{view.from[rank]} << (rank % 2 * 32);
   }
@@ -150,12 +152,14 @@ std::optional<Membership::Read> Membership::read(int proposer, std::uint32_t gen
                        .proposer = proposer,
                        .round = layout::value_of(*next++),
                        .active = std::vector<bool>(num_ranks_),
-                       .from = std::vector<Epoch>(num_ranks_)},
+                       .from = std::vector<Epoch>(num_ranks_),
+                       .lost = std::vector<bool>(num_ranks_)},
               .previous_proposer = rank_of(*next++, num_ranks_)};
   for (int rank = 0; rank < num_ranks_; ++rank) {
     result.view.active[rank] = (next[rank / 64] >> (rank % 64) & 1) != 0;
+    result.view.lost[rank] = (next[board_.active_words() + rank / 64] >> (rank % 64) & 1) != 0;
   }
-  next += board_.active_words();
+  next += 2 * board_.active_words();
   for (int rank = 0; rank < num_ranks_; ++rank) {
     result.view.from[rank] = static_cast<Epoch>(next[rank / 2] >> (rank % 2 * 32));
   }

@@ -36,6 +36,7 @@ struct View {
   std::uint32_t round = 0;
   std::vector<bool> active;        // by rank
   std::vector<Epoch> from;         // by rank: the first epoch that it takes part in
+  std::vector<bool> lost;          // by rank: masked since others missed it, not when asked to
   std::optional<Failure> cause{};  // why it was decided, if something went wrong
 };
 

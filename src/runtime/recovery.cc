@@ -42,6 +42,7 @@ bool Roster::unmask(int rank, const Context& next) {
     }
     View view = membership_->view();
     view.active[rank] = true;
+    view.lost[rank] = false;
     // Peers may have begun the operation after the next, but not the one behind that, which this
     // rank would have to be done with the next one for. By then all see this view. And beyond what
     // the rank itself has sent.

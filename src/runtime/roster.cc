@@ -1,6 +1,7 @@
 #include "runtime/roster.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tandem/error.h"
@@ -122,8 +123,19 @@ void Roster::meet_new() {
 // operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve
 // another.
 void Roster::await_silence(int rank, const Context& context) {
-  if (!membership_->may_be_writing(rank)) return;
-  const auto waited = waiter_.wait([&] { return !membership_->may_be_writing(rank); });
+  await_end_of_writes(rank, context, [&] { return !membership_->may_be_writing(rank); });
+}
+
+void Roster::await_rest(int rank, const Context& context) {
+  await_end_of_writes(rank, context, [&] {
+    return membership_->ask(rank, Status::kAtRest) != 0 || membership_->is_gone(rank);
+  });
+}
+
+void Roster::await_end_of_writes(int rank, const Context& context,
+                                 const std::function<bool()>& ended) {
+  if (ended()) return;
+  const auto waited = waiter_.wait(ended);
   if (!waited) return;
   throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
                         .operation = context.operation,
@@ -146,9 +158,21 @@ bool Roster::propose(View next) {
 
 void Roster::mask(std::span<const int> ranks, const Failure& cause) {
   View next = membership_->view();
-  for (const int rank : ranks) next.active[rank] = false;
+  for (const int rank : ranks) {
+    next.active[rank] = false;
+    next.lost[rank] = true;
+    next.from[rank] = cause.info.epoch + 1;
+  }
   next.cause = cause;
   static_cast<void>(propose(std::move(next)));  // whoever wins, the next look at the board tells
+}
+
+std::vector<int> Roster::not_waiting(std::span<const int> ranks) const {
+  std::vector<int> result;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(result), [this](int rank) {
+    return layout::value_of(membership_->ask(rank, Status::kAt)) == 0;
+  });
+  return result;
 }
 
 void Roster::fail(const Error& error) {

@@ -75,6 +75,25 @@ class Roster {
   // Tells all ranks that operations cannot go on as they are.
   void fail(const Error& error);
 
+  // --- of operations that wait for somebody ---
+  // Notes for whom this rank waits; -1: for nobody.
+  void tell_waiting_for(const Context& context, int rank_or_none) {
+    membership_->tell(
+        layout::Status::kAt,
+        layout::make_word(context.epoch, static_cast<std::uint32_t>(rank_or_none + 1)));
+  }
+  // Those that do not wait for somebody else inside the library.
+  [[nodiscard]] std::vector<int> not_waiting(std::span<const int> ranks) const;
+  // Why `rank` will never act again, if so.
+  [[nodiscard]] std::optional<std::string> gone(int rank) const;
+  // Has these masked, since they were missed in the operation of `cause`. Whoever wins, the next
+  // look at the board tells.
+  void mask(std::span<const int> ranks, const Failure& cause);
+  // GPU: nothing that this rank has launched writes to peers any more, nor will it until it says
+  // so. The others ask before they rely on what a lost rank has left behind.
+  void tell_at_rest(bool at_rest) { membership_->tell(Status::kAtRest, at_rest ? 1 : 0); }
+  void await_rest(int rank, const Context& context);
+
   // --- asked for by the caller, between operations; `next` is the epoch of the next one ---
   // True: it was this rank that had it decided.
   bool mask(int rank, const Context& next);
@@ -109,14 +128,12 @@ class Roster {
   [[nodiscard]] bool is_elsewhere(int rank) const {
     return membership_->ask(rank, Status::kIncarnation) == 0;
   }
-  // Why `rank` will never act again, if so.
-  [[nodiscard]] std::optional<std::string> gone(int rank) const;
   void list_active();
   [[nodiscard]] bool propose(View next);
-  void mask(std::span<const int> ranks, const Failure& cause);
   // Until a rank writes no more into the memory of others: it has noticed, or ended. Throws
   // kTimeout.
   void await_silence(int rank, const Context& context);
+  void await_end_of_writes(int rank, const Context& context, const std::function<bool()>& ended);
 
   int rank_;
   int num_ranks_;

@@ -41,19 +41,20 @@ static_assert(sizeof(Word) == 8 && sizeof(Epoch) == 4);
 static_assert(make_word(0x12345678, 0x9abcdef0) == 0x123456789abcdef0ULL);
 static_assert(encode(Header{Operation::kDispatch, 0, 0x1234567}) == 0x21234567U);
 static_assert(encode(Header{Operation::kCombine, 1, 0xfffffff}) == 0x5fffffffU);
-static_assert(kRosterMasked == 1 && kRosterPending == 2);
+static_assert(kRosterMasked == 1 && kRosterPending == 2 && kRosterLost == 4);
 // The membership board of three ranks.
 static_assert(number(Status::kAcked) == 0 && number(Status::kFinishedEven) == 1 &&
               number(Status::kFinishedOdd) == 2 && number(Status::kAt) == 3 &&
               number(Status::kWriting) == 4 && number(Status::kRecovering) == 5 &&
               number(Status::kKnocks) == 6 && number(Status::kLeft) == 7 &&
               number(Status::kIncarnation) == 8 && number(Status::kProcess) == 9 &&
-              number(Status::kStartTime) == 10 && number(Status::kNamespace) == 11);
+              number(Status::kStartTime) == 10 && number(Status::kNamespace) == 11 &&
+              number(Status::kAtRest) == 12);
 static_assert(kNumViews == 8 && kCauseBytes == 1024);
 static_assert(Board(3).decision() == 0 && Board(3).status(0, Status::kAt) == 128 + 24);
-static_assert(Board(3).view_words() == 2 + 1 + 2 + 1 + 128);
-static_assert(Board(3).view(0, 8) == 256 && Board(3).view(0, 9) == 256 + 134 * 8);
-static_assert(Board(3).status(1, Status::kAcked) == 128 + 8704);
+static_assert(Board(3).view_words() == 2 + 1 + 1 + 2 + 1 + 128);
+static_assert(Board(3).view(0, 8) == 256 && Board(3).view(0, 9) == 256 + 135 * 8);
+static_assert(Board(3).status(1, Status::kAcked) == 128 + 8832);
 static_assert(Board(3).size_bytes() == 28672);
 
 static_assert(kNumArguments == 3 && number(Argument::kMaxTokens) == 0 &&

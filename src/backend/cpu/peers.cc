@@ -68,15 +68,6 @@ void Peers::begin(const Context& context) {
   list_active();
 }
 
-// Those that do not wait for somebody else inside the library.
-std::vector<int> Peers::not_waiting(std::span<const int> ranks) const {
-  std::vector<int> result;
-  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(result), [this](int rank) {
-    return layout::value_of(membership_->ask(rank, Status::kAt)) == 0;
-  });
-  return result;
-}
-
 // The rank at the end of "waits for a rank that waits for ..."; where that leads in a circle,
 // `rank`.
 int Peers::end_of_chain(int rank) const {

@@ -102,13 +102,7 @@ class Peers : public runtime::Roster {
   [[nodiscard]] bool give_up(const Context& context, Phase phase, Epoch wanted,
                              const Missing& missing, Epoch seen, std::chrono::nanoseconds waited,
                              bool last_chance);
-  [[nodiscard]] std::vector<int> not_waiting(std::span<const int> ranks) const;
   [[nodiscard]] int end_of_chain(int rank) const;
-  void tell_waiting_for(const Context& context, int rank_or_none) {
-    membership_->tell(
-        layout::Status::kAt,
-        layout::make_word(context.epoch, static_cast<std::uint32_t>(rank_or_none + 1)));
-  }
 
   OnTimeout on_timeout_;
   std::vector<int> everyone_;      // 0 .. R - 1

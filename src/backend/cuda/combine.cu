@@ -200,9 +200,11 @@ __device__ __forceinline__ void gather(const CombineParams& p, const CombineShar
   for (int n = 0; n < kNum; ++n) store_sums<T>(p, pieces[n], sums[n]);
 }
 
-template <typename T, bool kElsewhere>
+template <typename T, Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     combine_kernel(const __grid_constant__ CombineParams p) {
+  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
+  constexpr bool kWatched = kVariant == Variant::kWatched;
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const CombineShared s(storage, buffer.num_ranks);
@@ -217,8 +219,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   __syncthreads();
   const bool in_publishing_warp = thread / 32 == 1;  // not the one that waits for its ticket
   ptx::wait_for_earlier_grids();
+  const AtWork<kWatched> at_work(buffer);
   stamp(buffer, 16);
-  const FirstLook first_look(buffer, own);
+  const FirstLook<kWatched> first_look(buffer, own);
 
   // Everything that depends on nothing else is asked for at once.
   Start own_start{};
@@ -258,22 +261,26 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 
   // A block with tokens needs `ready` from their owners; it asks all ranks, and so finds out if one
   // of them calls something else.
-  bool ok = true;
-  if (share.begin < share.end && has_rows) {
 #pragma unroll 1
-    for (int rank = thread; ok && rank < buffer.num_ranks; rank += num_threads) {
-      s.row_bases[rank] = nullptr;
-      if (s.peers[rank] == nullptr) continue;
-      int half = 0;
-      ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
-                           layout::hash_arguments(arguments.values), arguments.values, &half);
-      s.row_bases[rank] = is_elsewhere<kElsewhere>(buffer, s.peers[rank])
-                              ? buffer.remote->landing[layout::parity(epoch)]
-                              : s.peers[rank] + buffer.block.combine_rows(half);
-      ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
+  for (;;) {
+    bool ok = true;
+    if (share.begin < share.end && has_rows) {
+#pragma unroll 1
+      for (int rank = thread; ok && rank < buffer.num_ranks; rank += num_threads) {
+        s.row_bases[rank] = nullptr;
+        if (s.peers[rank] == nullptr) continue;
+        int half = 0;
+        ok = wait_for_header(buffer, {kOperation, epoch, Phase::kReady, rank}, own,
+                             layout::hash_arguments(arguments.values), arguments.values, &half);
+        s.row_bases[rank] = is_elsewhere<kElsewhere>(buffer, s.peers[rank])
+                                ? buffer.remote->landing[layout::parity(epoch)]
+                                : s.peers[rank] + buffer.block.combine_rows(half);
+        ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence of publish_ready
+      }
     }
+    if (__syncthreads_or(static_cast<int>(!ok)) == 0) break;
+    if (!kWatched || !strike_lost(buffer, epoch, p.half, s.peers)) return;
   }
-  if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   ptx::let_next_grid_start();  // this one waits for nobody from here on
   stamp(buffer, 19);
   const auto pitch = static_cast<std::int64_t>(
@@ -316,28 +323,28 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 }
 
 template <typename T>
-const void* either(bool elsewhere) {
-  return elsewhere ? reinterpret_cast<const void*>(&combine_kernel<T, true>)
-                   : reinterpret_cast<const void*>(&combine_kernel<T, false>);
+const void* any(Variant variant) {
+  return pick(variant, &combine_kernel<T, Variant::kPlain>, &combine_kernel<T, Variant::kElsewhere>,
+              &combine_kernel<T, Variant::kWatched>);
 }
 
 }  // namespace
 
-const void* combine_kernel_for(DType dtype, bool elsewhere) {
+const void* combine_kernel_for(DType dtype, Variant variant) {
   switch (dtype) {
     case DType::kBFloat16:
-      return either<__nv_bfloat16>(elsewhere);
+      return any<__nv_bfloat16>(variant);
     case DType::kFloat16:
-      return either<__half>(elsewhere);
+      return any<__half>(variant);
     default:
-      return either<float>(elsewhere);
+      return any<float>(variant);
   }
 }
 
 bool is_combine_kernel(const void* kernel) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-    for (const bool elsewhere : {false, true}) {
-      if (kernel == combine_kernel_for(dtype, elsewhere)) return true;
+    for (const Variant variant : {Variant::kPlain, Variant::kElsewhere, Variant::kWatched}) {
+      if (kernel == combine_kernel_for(dtype, variant)) return true;
     }
   }
   return false;

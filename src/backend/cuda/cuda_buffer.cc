@@ -36,6 +36,22 @@ CudaBuffer::~CudaBuffer() {
   int device_before = device_;
   warn_cuda(cudaGetDevice(&device_before), "cudaGetDevice");
   warn_cuda(cudaSetDevice(device_), "cudaSetDevice");
+  if (last_event_ != nullptr && !last_was_captured_) {
+    warn_cuda(cudaEventSynchronize(last_event_), "cudaEventSynchronize");
+  }
+  if (watcher_.joinable()) {
+    try {
+      const std::lock_guard lock(mutex_);
+      static_cast<void>(come_to_rest());  // if not, the others wait in vain for it, and say so
+    } catch (const Error& error) {
+      std::fprintf(stderr, "tandem: %s\n", error.what());
+    }
+    watcher_.request_stop();
+    watcher_.join();
+  }
+  // Says that this rank has left. Before waiting for the device, where kernels of ranks that are
+  // threads of this process may be waiting for this one.
+  roster_.reset();
   if (last_stream_ != nullptr) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   relay_.reset();
   peers_.reset();
@@ -154,11 +170,11 @@ void CudaBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stag
   combined_[call.half] = false;
   dispatch_streams_[call.half] = call.stream;
   if (runtime::sends(stage)) {
-    launch(dispatch_kernel_for(call.row.format, call.x.dtype, elsewhere_), &params, num_blocks,
+    launch(dispatch_kernel_for(call.row.format, call.x.dtype, variant_), &params, num_blocks,
            call.stream);
   }
   if (slotted && runtime::receives(stage)) {
-    launch(receive_kernel(elsewhere_), &params, num_blocks, call.stream);
+    launch(receive_kernel(variant_), &params, num_blocks, call.stream);
   }
   leave(stream);
 }
@@ -204,13 +220,13 @@ void CudaBuffer::combine(const runtime::CombineCall& call, runtime::Stage stage)
   CombineParams params = combine_params(call, num_blocks);
   combined_[params.half] = true;
   if (runtime::sends(stage) && !call.zero_copy) {
-    launch(stage_kernel(elsewhere_), &params, num_blocks, call.stream);
+    launch(stage_kernel(variant_), &params, num_blocks, call.stream);
   }
   params.sends = runtime::sends(stage) && call.zero_copy ? 1 : 0;
   params.receives = runtime::receives(stage) ? 1 : 0;
   if (params.sends != 0 || params.receives != 0) {
-    launch(combine_kernel_for(call.dtype, elsewhere_), &params,
-           params.receives != 0 ? num_blocks : 1, call.stream, threads_for(params));
+    launch(combine_kernel_for(call.dtype, variant_), &params, params.receives != 0 ? num_blocks : 1,
+           call.stream, threads_for(params));
   }
   leave(stream);
 }

@@ -5,7 +5,8 @@
 // may be waiting for this rank's next launch. mask, unmask, recover and participants_of wait for
 // this rank's own operations.
 //
-// Thread safety: one caller at a time.
+// Thread safety: one caller at a time. Where ranks that miss the timeout are masked, a thread of
+// the buffer's own looks after this rank's kernels (cuda_buffer_watch.cc).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,10 +15,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
+#include <thread>
 #include <vector>
 
+#include "backend/cuda/announcement.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/kernel_params.h"
+#include "backend/cuda/late_ranks.h"
 #include "backend/cuda/relay.h"
 #include "runtime/backend.h"
 #include "runtime/roster.h"
@@ -44,8 +49,8 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::vector<bool> participants() const override { return active(); }
   [[nodiscard]] std::vector<bool> participants_of(const runtime::DispatchCall& dispatch,
                                                   std::vector<bool> noted) override;
-  [[nodiscard]] std::optional<Error> last_loss() const override { return roster_->last_loss(); }
-  [[nodiscard]] std::vector<int> waiting() const override { return roster_->waiting(); }
+  [[nodiscard]] std::optional<Error> last_loss() const override;
+  [[nodiscard]] std::vector<int> waiting() const override;
   [[nodiscard]] runtime::Offer offer() const override {
     throw Error(ErrorCode::kUnsupported, "a process cannot join a buffer on GPUs yet");
   }
@@ -55,6 +60,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   // What a rank needs of its own beside the block, in one allocation.
   struct Pieces;
   struct Staging;
+  struct Shared;
 
   // --- cuda_buffer_setup.cc ---
   void allocate();
@@ -62,9 +68,10 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void choose_blocks(const std::vector<DeviceFacts>& facts);
   void warm_up();
 
-  // --- cuda_buffer_roster.cc ---
+  // --- cuda_buffer_roster.cc; all but the first two with mutex_ locked ---
   // Before a phase is queued.
   void check(runtime::Stage stage);
+  [[nodiscard]] DeviceState read_state();
   [[nodiscard]] std::optional<ErrorRecord> take_record();
   [[noreturn]] void throw_record(const ErrorRecord& record) const;
   [[nodiscard]] std::optional<runtime::Failure> fatal_failure() const;
@@ -72,7 +79,10 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void allocate_staging();
   void copy_words(std::byte* to, const void* from, std::int64_t size_bytes);
   void finish_copies();
-  [[nodiscard]] const DeviceState& read_state();
+  void await_last_call();
+  [[nodiscard]] DeviceState load_state();
+  [[nodiscard]] DeviceState first_state(layout::Epoch epoch, std::uint32_t generation) const;
+  [[nodiscard]] std::vector<layout::Word> read_words(const void* from);  // one of each rank
   [[nodiscard]] std::vector<layout::Word> read_roster();
   [[nodiscard]] layout::Word pending_word(int rank) const;
   void write_roster(const runtime::Context& next);
@@ -80,6 +90,19 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void require_settled(int rank, layout::Epoch next);
   void await_roster(const runtime::Context& first);
   void start_together(const runtime::Context& first, const runtime::View& then);
+
+  // --- cuda_buffer_watch.cc; all but the first three with mutex_ locked ---
+  [[nodiscard]] bool is_watched() const { return variant_ == Variant::kWatched; }
+  void allocate_watch();
+  void watch(const std::stop_token& stop);
+  void look_after_kernels();
+  void take_notes(LateRanks::Time now);
+  void mask_late(LateRanks::Time now);
+  [[nodiscard]] bool come_to_rest();
+  void resume();
+  [[nodiscard]] layout::Epoch settle_announcements(int rank);
+  void copy_announcement(int holder, int parity, int source, cudaMemcpyKind kind);
+  [[nodiscard]] Announcement staged_announcement(int holder) const;
 
   // --- cuda_buffer.cc ---
   [[nodiscard]] int blocks_for(int asked) const;
@@ -94,7 +117,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void print_trace() const;
 
   runtime::BufferPlan plan_;
-  bool elsewhere_ = false;  // some peers are on other hosts
+  Variant variant_ = Variant::kPlain;  // of its kernels
   int device_ = 0;
   int num_sms_ = 0;
   int default_blocks_ = 1;
@@ -110,6 +133,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   BufferView view_;               // as the kernels get it
   ErrorRecord* record_ = nullptr;
   mutable std::mutex record_mutex_;  // while a record is read, none is allowed to follow it
+  mutable std::mutex mutex_;         // of the roster, the staging memory and the side stream
   Staging* staging_ = nullptr;
   layout::Doorbell doorbell_{};  // nobody rings: hosts meet when operations have failed, and look
                                  // often enough
@@ -123,6 +147,15 @@ class CudaBuffer final : public runtime::BackendBuffer {
   std::array<cudaEvent_t, 4> events_{};
   std::size_t next_event_ = 0;
   cudaStream_t side_stream_ = nullptr;  // of copies that no operation may hold up
+
+  // Where ranks that miss the timeout are masked.
+  std::shared_ptr<std::byte> shared_memory_;  // pinned
+  Shared* shared_ = nullptr;
+  std::optional<LateRanks> late_;
+  bool says_it_waits_ = false;  // on the board
+  bool at_rest_ = false;        // and has said so
+  Watch watch_view_;            // as the kernels get it
+  std::jthread watcher_;
 };
 
 }  // namespace tandem::cuda

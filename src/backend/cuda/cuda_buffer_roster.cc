@@ -37,12 +37,22 @@ void CudaBuffer::finish_copies() {
 }
 
 // Waits for the last call's operations; those of a replay are the caller's to wait for.
-const DeviceState& CudaBuffer::read_state() {
+void CudaBuffer::await_last_call() {
   if (last_event_ != nullptr && !last_was_captured_) {
     // Not by the side stream: a copy engine that is to copy behind an operation would keep copies
     // of other ranks waiting, which that operation may wait for.
     check_cuda(cudaEventSynchronize(last_event_), "cudaEventSynchronize");
   }
+}
+
+// While this waits for operations, the buffer's thread may have to look after them.
+DeviceState CudaBuffer::read_state() {
+  await_last_call();
+  const std::lock_guard lock(mutex_);
+  return load_state();
+}
+
+DeviceState CudaBuffer::load_state() {
   check_cuda(cudaMemcpyAsync(&staging_->state, view_.state, sizeof(DeviceState),
                              cudaMemcpyDeviceToHost, side_stream_),
              "cudaMemcpyAsync");
@@ -50,33 +60,55 @@ const DeviceState& CudaBuffer::read_state() {
   return staging_->state;
 }
 
-std::vector<layout::Word> CudaBuffer::read_roster() {
+// Of an operation to begin with, when nothing is at work.
+DeviceState CudaBuffer::first_state(layout::Epoch epoch, std::uint32_t generation) const {
+  DeviceState state;
+  state.send.epoch = epoch;
+  state.receive.epoch = epoch;
+  for (HalfState& half : state.half) half.combine_epoch = epoch - 1;
+  state.recovered = generation;
+  state.watch = watch_view_;
+  return state;
+}
+
+std::vector<layout::Word> CudaBuffer::read_words(const void* from) {
   const auto num_ranks = static_cast<std::size_t>(plan_.num_ranks);
-  check_cuda(
-      cudaMemcpyAsync(staging_->words, own_block() + plan_.block.roster(0),
-                      num_ranks * sizeof(layout::Word), cudaMemcpyDeviceToHost, side_stream_),
-      "cudaMemcpyAsync");
+  check_cuda(cudaMemcpyAsync(staging_->words, from, num_ranks * sizeof(layout::Word),
+                             cudaMemcpyDeviceToHost, side_stream_),
+             "cudaMemcpyAsync");
   finish_copies();
   return {staging_->words, staging_->words + num_ranks};
+}
+
+std::vector<layout::Word> CudaBuffer::read_roster() {
+  return read_words(own_block() + plan_.block.roster(0));
 }
 
 // A rank's roster word by the view at hand, for whoever has not heard of the last change yet.
 layout::Word CudaBuffer::pending_word(int rank) const {
   const runtime::View& view = roster_->view();
-  return layout::make_word(
-      view.from[rank], layout::kRosterPending | (view.active[rank] ? 0 : layout::kRosterMasked));
+  return layout::make_word(view.from[rank], layout::kRosterPending |
+                                                (view.active[rank] ? 0 : layout::kRosterMasked) |
+                                                (view.lost[rank] ? layout::kRosterLost : 0));
 }
 
 // Roster words of all ranks. This rank's kernels know which changes are so old that epochs tell
 // nothing any more.
 void CudaBuffer::write_roster(const Context& next) {
   roster_->write_view(next, [this] {
-    const std::vector<layout::Word> known = read_roster();
+    std::vector<layout::Word> words = read_roster();
     for (int rank = 0; rank < plan_.num_ranks; ++rank) {
       const layout::Word word = pending_word(rank);
-      staging_->words[rank] = known[rank] == layout::settled(word) ? known[rank] : word;
+      if (roster_->view().lost[rank]) {
+        if ((layout::value_of(words[rank]) & layout::kRosterLost) != 0) continue;
+        words[rank] = layout::make_word(settle_announcements(rank), layout::value_of(word));
+      } else if (words[rank] != layout::settled(word)) {
+        words[rank] = word;
+      }
     }
+    std::copy(words.begin(), words.end(), staging_->words);
     for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+      if (roster_->gone(rank)) continue;
       copy_words(peers_->block(rank) + plan_.block.roster(0), staging_->words,
                  plan_.num_ranks * std::int64_t{sizeof(layout::Word)});
     }
@@ -115,6 +147,7 @@ std::optional<ErrorRecord> CudaBuffer::take_record() {
 void CudaBuffer::check(runtime::Stage stage) {
   const Context context;
   bool found_out = false;  // by its own kernels that it is masked
+  std::unique_lock lock(mutex_);
   if (const std::optional<ErrorRecord> record = take_record()) {
     found_out = static_cast<ErrorCode>(record->code) == ErrorCode::kMasked;
     try {
@@ -132,8 +165,11 @@ void CudaBuffer::check(runtime::Stage stage) {
   roster_->look(context);
   roster_->require_sound(context);
   if (roster_->is_active(plan_.rank)) return;
+  if (roster_->view().lost[plan_.rank]) roster_->require_active(context);
+  lock.unlock();
   const DeviceScope scope(device_);
-  const DeviceState& state = read_state();
+  const DeviceState state = read_state();
+  lock.lock();
   const layout::Epoch next = runtime::sends(stage) ? state.send.epoch : state.receive.epoch;
   if (found_out || layout::has_reached(next, roster_->view().from[plan_.rank])) {
     roster_->require_active(context);
@@ -151,6 +187,7 @@ std::optional<runtime::Failure> CudaBuffer::fatal_failure() const {
   const std::lock_guard lock(record_mutex_);
   const ErrorRecord record = *record_;
   if (record.written == 0 || !is_fatal(record)) return {};
+  if (static_cast<ErrorCode>(record.code) == ErrorCode::kMasked) return {};  // others go on
   try {
     throw_record(record);
   } catch (const Error& error) {
@@ -162,10 +199,10 @@ std::optional<runtime::Failure> CudaBuffer::fatal_failure() const {
 void CudaBuffer::require_settled(int rank, layout::Epoch next) {
   const layout::Word known = read_roster()[rank];
   const layout::Word pending = pending_word(rank);
-  if ((known == pending || known == layout::settled(pending)) && layout::has_settled(known, next)) {
-    return;
-  }
   const runtime::View& view = roster_->view();
+  const bool is_told = view.lost[rank] ? (layout::value_of(known) & layout::kRosterLost) != 0
+                                       : layout::settled(known) == layout::settled(pending);
+  if (is_told && layout::has_settled(known, next)) return;
   throw Error(ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
               "rank " + std::to_string(rank) + (view.active[rank] ? " is let in" : " is left out") +
                   " from operation " + std::to_string(view.from[rank]) +
@@ -183,6 +220,7 @@ void CudaBuffer::mask(int rank) {
   check();
   const DeviceScope scope(device_);
   const Context next{.operation = Operation::kNone, .epoch = read_state().send.epoch};
+  const std::lock_guard lock(mutex_);
   if (rank != plan_.rank && roster_->is_active(rank)) require_settled(rank, next.epoch);
   if (roster_->mask(rank, next)) write_roster(next);
 }
@@ -192,6 +230,7 @@ void CudaBuffer::unmask(int rank) {
   check();
   const DeviceScope scope(device_);
   const Context next{.operation = Operation::kNone, .epoch = read_state().send.epoch};
+  const std::lock_guard lock(mutex_);
   if (!roster_->is_active(rank) && roster_->waits(rank)) require_settled(rank, next.epoch);
   if (roster_->unmask(rank, next)) write_roster(next);
 }
@@ -199,12 +238,21 @@ void CudaBuffer::unmask(int rank) {
 void CudaBuffer::recover() {
   refuse_across_hosts();
   const DeviceScope scope(device_);
+  const std::lock_guard lock(mutex_);
   staging_->words[0] = 1;
   copy_words(reinterpret_cast<std::byte*>(&view_.state->failed), staging_->words,
              sizeof view_.state->failed);
   finish_copies();
+  await_last_call();
+  if (is_watched() && !come_to_rest()) {
+    throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                          .phase = Phase::kMembership,
+                          .peer = plan_.rank,
+                          .limit = plan_.options.timeout},
+                "rank " + std::to_string(plan_.rank) + " waited for its own kernels to end");
+  }
   // The operation that failed has taken its epoch, but has not moved on.
-  const runtime::Roster::Start start = roster_->recover(read_state().send.epoch + 1);
+  const runtime::Roster::Start start = roster_->recover(load_state().send.epoch + 1);
   const layout::Epoch epoch = start.view.from[plan_.rank];
   const Context first{.operation = Operation::kNone, .epoch = epoch};
   if (start.let_in) {
@@ -212,17 +260,13 @@ void CudaBuffer::recover() {
   } else {
     start_together(first, start.view);
   }
-  DeviceState state;
-  state.send.epoch = epoch;
-  state.receive.epoch = epoch;
-  for (HalfState& half : state.half) half.combine_epoch = epoch - 1;
-  state.recovered = start.view.generation;
-  staging_->state = state;
-  copy_words(reinterpret_cast<std::byte*>(view_.state), &staging_->state, sizeof state);
+  if (is_watched()) resume();
+  staging_->state = first_state(epoch, start.view.generation);
+  copy_words(reinterpret_cast<std::byte*>(view_.state), &staging_->state, sizeof(DeviceState));
   staging_->words[0] = 0;
   copy_words(own_block() + plan_.block.stop(), staging_->words, sizeof(layout::Word));
   finish_copies();
-  const std::lock_guard lock(record_mutex_);
+  const std::lock_guard record_lock(record_mutex_);
   *record_ = ErrorRecord();
 }
 
@@ -253,6 +297,7 @@ void CudaBuffer::start_together(const Context& first, const runtime::View& then)
 }
 
 std::vector<bool> CudaBuffer::active() const {
+  const std::lock_guard lock(mutex_);
   std::vector<bool> active(plan_.num_ranks);
   for (const int rank : roster_->active()) active[rank] = true;
   return active;
@@ -260,18 +305,38 @@ std::vector<bool> CudaBuffer::active() const {
 
 std::vector<bool> CudaBuffer::participants_of(const runtime::DispatchCall& dispatch,
                                               std::vector<bool> noted) {
+  const DeviceScope scope(device_);
+  if (is_watched()) await_last_call();  // in which ranks may yet be lost
+  std::unique_lock lock(mutex_);
   roster_->look({});
   if (roster_->view().generation == runtime::kFirstGeneration) return noted;
-  const DeviceScope scope(device_);
+  lock.unlock();
   const HalfState half = read_state().half[dispatch.half];
   if (half.dispatch_id != dispatch.id) return noted;
   const bool combined = layout::has_reached(half.combine_epoch, half.dispatch_epoch);
   const layout::Epoch epoch = combined ? half.combine_epoch : half.dispatch_epoch;
+  lock.lock();
   const std::vector<layout::Word> words = read_roster();
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     noted[rank] = layout::takes_part(words[rank], epoch);
   }
+  if (!is_watched()) return noted;
+  const std::vector<layout::Word> absent =
+      read_words(watch_view_.absent + std::ptrdiff_t{dispatch.half} * plan_.num_ranks);
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+    if (absent[rank] == layout::make_word(epoch, 1)) noted[rank] = false;
+  }
   return noted;
+}
+
+std::optional<Error> CudaBuffer::last_loss() const {
+  const std::lock_guard lock(mutex_);
+  return roster_->last_loss();
+}
+
+std::vector<int> CudaBuffer::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return roster_->waiting();
 }
 
 }  // namespace tandem::cuda

@@ -21,26 +21,32 @@ constexpr std::int64_t kPieceAlignment = 256;
 // operation before its first, which those who end that one must know. And two pairs are four
 // operations.
 constexpr layout::Epoch kLead = 4;
+// Timeouts that kernels wait for where hosts mask whom they miss: one until the rank is late,
+// another if it waits itself, one until it is at rest, and the same again if a second rank is
+// behind it.
+constexpr std::uint64_t kPatience = 8;
 // IPC names whole allocations of the driver; one of this size is never a part of a bigger one.
 constexpr std::int64_t kIpcUnit = std::int64_t{2} << 20;
 
-std::vector<const void*> all_kernels(bool elsewhere) {
-  return {dispatch_kernel_for(Format::kBFloat16, DType::kBFloat16, elsewhere),
-          dispatch_kernel_for(Format::kFp8, DType::kBFloat16, elsewhere),
-          dispatch_kernel_for(Format::kFp8, DType::kFloat16, elsewhere),
-          dispatch_kernel_for(Format::kFp8, DType::kFloat32, elsewhere),
-          receive_kernel(elsewhere),
-          combine_kernel_for(DType::kBFloat16, elsewhere),
-          combine_kernel_for(DType::kFloat16, elsewhere),
-          combine_kernel_for(DType::kFloat32, elsewhere),
-          stage_kernel(elsewhere),
+std::vector<const void*> all_kernels(Variant variant) {
+  return {dispatch_kernel_for(Format::kBFloat16, DType::kBFloat16, variant),
+          dispatch_kernel_for(Format::kFp8, DType::kBFloat16, variant),
+          dispatch_kernel_for(Format::kFp8, DType::kFloat16, variant),
+          dispatch_kernel_for(Format::kFp8, DType::kFloat32, variant),
+          receive_kernel(variant),
+          combine_kernel_for(DType::kBFloat16, variant),
+          combine_kernel_for(DType::kFloat16, variant),
+          combine_kernel_for(DType::kFloat32, variant),
+          stage_kernel(variant),
           acquire_kernel()};
 }
 
 // Takes a CombineParams.
 bool is_of_combine(const void* kernel) {
-  return kernel == stage_kernel(false) || kernel == stage_kernel(true) ||
-         kernel == acquire_kernel() || is_combine_kernel(kernel);
+  for (const Variant variant : {Variant::kPlain, Variant::kElsewhere, Variant::kWatched}) {
+    if (kernel == stage_kernel(variant)) return true;
+  }
+  return kernel == acquire_kernel() || is_combine_kernel(kernel);
 }
 
 }  // namespace
@@ -51,6 +57,7 @@ struct CudaBuffer::Pieces {
   std::int64_t expert_map = 0;
   std::int64_t by_rank = 0;
   std::int64_t first_of_rank = 0;
+  std::int64_t absent = 0;
   std::int64_t trace = 0;
   std::int64_t counts[2];
   std::int64_t offsets[2];
@@ -72,6 +79,7 @@ struct CudaBuffer::Pieces {
     expert_map = reserve(plan.experts.num_experts() * std::int64_t{4});
     by_rank = reserve(plan.experts.num_experts() * std::int64_t{4});
     first_of_rank = reserve((plan.num_ranks + 1) * std::int64_t{4});
+    absent = reserve(2 * plan.num_ranks * std::int64_t{sizeof(layout::Word)});
     trace = reserve(std::int64_t{kMaxBlocks} * kTracePhases * 8);
     for (int half = 0; half < 2; ++half) {
       counts[half] = reserve(num_local * 4);
@@ -85,7 +93,10 @@ struct CudaBuffer::Pieces {
 
 CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                        const runtime::BufferPlan& plan)
-    : plan_(plan), elsewhere_(bootstrap->network() != nullptr) {
+    : plan_(plan),
+      variant_(bootstrap->network() != nullptr               ? Variant::kElsewhere
+               : plan.options.on_timeout == OnTimeout::kMask ? Variant::kWatched
+                                                             : Variant::kPlain) {
   DeviceFacts own{};
   runtime::agree(*bootstrap, [&] {
     device_ = resolve_device(plan.options.device);
@@ -94,11 +105,13 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                std::to_string(plan.options.num_experts) +
                                                ", on CUDA at most " + std::to_string(kMaxExperts));
     }
-    if (plan.options.on_timeout != OnTimeout::kFail || !plan.options.door.empty() ||
-        plan.num_ranks != bootstrap->size()) {
+    if (!plan.options.door.empty() || plan.num_ranks != bootstrap->size()) {
       throw Error(ErrorCode::kUnsupported,
-                  "on_timeout mask, door and max_ranks: ranks on GPUs cannot be lost in the middle "
-                  "of an operation, replaced or added yet");
+                  "door and max_ranks: ranks on GPUs cannot be replaced or added yet");
+    }
+    if (variant_ == Variant::kElsewhere && plan.options.on_timeout == OnTimeout::kMask) {
+      throw Error(ErrorCode::kUnsupported,
+                  "on_timeout mask: ranks on GPUs of several hosts cannot be masked yet");
     }
     const DeviceScope scope(device_);
     cudaDeviceProp properties{};
@@ -112,11 +125,11 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     own.device = device_;
     own.num_sms = num_sms_;
     own.chosen_blocks = plan.options.num_sms;
-    shared_bytes_ =
-        std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts, elsewhere_),
-                  receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
-                  combine_shared_bytes(plan.num_ranks), stage_shared_bytes(plan.num_ranks),
-                  kLeastSharedBytes});
+    shared_bytes_ = std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts,
+                                                    variant_ == Variant::kElsewhere),
+                              receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
+                              combine_shared_bytes(plan.num_ranks),
+                              stage_shared_bytes(plan.num_ranks), kLeastSharedBytes});
     if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
       throw Error(ErrorCode::kUnsupported, std::to_string(plan.options.num_experts) +
                                                " experts and " + std::to_string(plan.num_ranks) +
@@ -125,7 +138,7 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                " has " +
                                                std::to_string(properties.sharedMemPerBlockOptin));
     }
-    for (const void* kernel : all_kernels(elsewhere_)) {
+    for (const void* kernel : all_kernels(variant_)) {
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shared_bytes_)),
                  "cudaFuncSetAttribute");
@@ -156,7 +169,7 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                             .meet = [](int) { return false; }},
       runtime::Leads{.mask = kLead, .unmask = kLead});
   runtime::agree(*bootstrap, [&] {
-    if (elsewhere_) {
+    if (variant_ == Variant::kElsewhere) {
       relay_ = std::make_unique<Relay>(device_, plan, *bootstrap, block_,
                                        [this] { return fatal_failure(); });
       relay_->fill(view_);
@@ -166,6 +179,9 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     return 0;
   });
   if (relay_) relay_->start();
+  if (is_watched()) {
+    watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  }
 }
 
 void CudaBuffer::allocate() {
@@ -181,6 +197,7 @@ void CudaBuffer::allocate() {
                "cudaEventCreateWithFlags");
   }
   allocate_staging();
+  if (is_watched()) allocate_watch();
   check_cuda(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking),
              "cudaStreamCreateWithFlags");
 
@@ -191,6 +208,7 @@ void CudaBuffer::allocate() {
   view_.by_rank = reinterpret_cast<const std::int32_t*>(base + pieces.by_rank);
   view_.first_of_rank = reinterpret_cast<const std::int32_t*>(base + pieces.first_of_rank);
   view_.state = reinterpret_cast<DeviceState*>(base + pieces.state);
+  watch_view_.absent = reinterpret_cast<layout::Word*>(base + pieces.absent);
   void* record_on_device = nullptr;
   check_cuda(cudaHostGetDevicePointer(&record_on_device, record_, 0), "cudaHostGetDevicePointer");
   view_.record = static_cast<ErrorRecord*>(record_on_device);
@@ -198,6 +216,9 @@ void CudaBuffer::allocate() {
   view_.timeout_ns = timeout == BufferOptions::kForever
                          ? ~std::uint64_t{0}
                          : static_cast<std::uint64_t>(timeout.count());
+  if (is_watched() && view_.timeout_ns < ~std::uint64_t{0} / kPatience) {
+    view_.timeout_ns *= kPatience;
+  }
   view_.rank = plan_.rank;
   view_.num_ranks = plan_.num_ranks;
   view_.num_experts = plan_.options.num_experts;
@@ -236,11 +257,7 @@ void CudaBuffer::fill_tables() {
   const Pieces pieces(plan_);
   std::vector<std::byte> image(static_cast<std::size_t>(pieces.trace));
   DeviceState states[2];
-  const layout::Epoch first = plan_.options.first_epoch;
-  states[0].send.epoch = first;
-  states[0].receive.epoch = first;
-  for (HalfState& half : states[0].half) half.combine_epoch = first - 1;
-  states[0].recovered = runtime::kFirstGeneration;
+  states[0] = first_state(plan_.options.first_epoch, runtime::kFirstGeneration);
   states[1].failed = 1;  // kernels that warm up end at once
   std::memcpy(image.data() + pieces.state, states, sizeof states);
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
@@ -295,7 +312,7 @@ void CudaBuffer::warm_up() {
   dispatch.topk = 1;
   CombineParams combine;
   combine.buffer = dispatch.buffer;
-  for (const void* kernel : all_kernels(elsewhere_)) {
+  for (const void* kernel : all_kernels(variant_)) {
     const bool combines = is_of_combine(kernel);
     const void* params =
         combines ? static_cast<const void*>(&combine) : static_cast<const void*>(&dispatch);

@@ -135,9 +135,11 @@ __device__ RowShare share_of(const DispatchParams& p) {
           .tile_tokens = kTileEntries / static_cast<std::uint32_t>(p.topk)};
 }
 
-template <typename X, bool kElsewhere>
+template <typename X, Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchParams p) {
+  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
+  constexpr bool kWatched = kVariant == Variant::kWatched;
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const DispatchShared s(storage, buffer.num_ranks, buffer.num_experts, kElsewhere);
@@ -165,6 +167,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const int num_entries = p.num_tokens * p.topk;
   __syncthreads();  // the tables are zero
   ptx::wait_for_earlier_grids();
+  const AtWork<kWatched> at_work(buffer);
   stamp(buffer, 0);
 
   // Everything that depends on nothing else is asked for at once: ticket, rows, indices, words.
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   std::uint32_t own_ticket = 0;
   if (checks_peers) epoch = ptx::load_relaxed(&state.send.epoch);
   if (thread == 0) own_ticket = take_ticket(state.send);
-  const FirstLook first_look(buffer, own);
+  const FirstLook<kWatched> first_look(buffer, own);
   layout::Word completed = 0;
   if (thread < buffer.num_ranks) completed = load_word(own, buffer.block.completed(thread));
   if (thread == 64) *s.combine_epoch = state.half[p.half].combine_epoch;
@@ -218,8 +221,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     count_entry(i, load_expert(p, i));
   }
   if (thread == 0) *s.start = {epoch, own_ticket};
-  const bool special =
-      __syncthreads_or(static_cast<int>(!ok || first_look.is_special(buffer))) != 0;
+  bool special = __syncthreads_or(static_cast<int>(!ok || first_look.is_special(buffer))) != 0;
   epoch = s.start->epoch;
   if (special && !forget_absent(buffer, epoch, !ok, s.peers, s.own, s.tables.map)) {
     ring.finish();
@@ -269,8 +271,20 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     if constexpr (kElsewhere) {
       scan_starts(s.own, 1, buffer.num_experts, s.tables, s.starts);
     }
-    const bool counts_ok = read_counts(p, s.tables, epoch, s.peers, s.own);
-    if (__syncthreads_or(static_cast<int>(!counts_ok)) != 0) {
+    const auto have_failed = [&] {
+      const bool counts_ok = read_counts(p, s.tables, epoch, s.peers, s.own);
+      return __syncthreads_or(static_cast<int>(!counts_ok)) != 0;
+    };
+    bool failed = have_failed();
+    if constexpr (kWatched) {
+#pragma unroll 1
+      while (failed &&
+             count_without_lost(buffer, epoch, p.half, s.peers, s.tables.all, s.tables.base)) {
+        special = true;
+        failed = have_failed();
+      }
+    }
+    if (failed) {
       ring.finish();
       return;
     }
@@ -384,6 +398,13 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     ptx::let_next_grid_start();
   }
   ok = wait_for_rows(buffer, epoch, s.tables.num_words);
+  if constexpr (kWatched) {
+#pragma unroll 1
+    while (__syncthreads_or(static_cast<int>(!ok)) != 0) {
+      if (!go_on_without_rows(p, epoch, scan, overflow, s.tables.num_words)) return;
+      ok = wait_for_rows(buffer, epoch, s.tables.num_words);
+    }
+  }
   // Rule 2 for the combine region that goes with this half: next_combine_buffer hands it out next.
 #pragma unroll 1
   for (int rank = thread; ok && rank < buffer.num_ranks; rank += kNumThreads) {
@@ -404,9 +425,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 }
 
 template <typename X>
-const void* either(bool elsewhere) {
-  return elsewhere ? reinterpret_cast<const void*>(&dispatch_kernel<X, true>)
-                   : reinterpret_cast<const void*>(&dispatch_kernel<X, false>);
+const void* any(Variant variant) {
+  return pick(variant, &dispatch_kernel<X, Variant::kPlain>,
+              &dispatch_kernel<X, Variant::kElsewhere>, &dispatch_kernel<X, Variant::kWatched>);
 }
 
 }  // namespace
@@ -415,15 +436,15 @@ std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts, bool elsewher
   return DispatchShared(nowhere(), num_ranks, num_experts, elsewhere).size_bytes;
 }
 
-const void* dispatch_kernel_for(Format format, DType x_dtype, bool elsewhere) {
-  if (!is_fp8(format)) return either<void>(elsewhere);
+const void* dispatch_kernel_for(Format format, DType x_dtype, Variant variant) {
+  if (!is_fp8(format)) return any<void>(variant);
   switch (x_dtype) {
     case DType::kBFloat16:
-      return either<__nv_bfloat16>(elsewhere);
+      return any<__nv_bfloat16>(variant);
     case DType::kFloat16:
-      return either<__half>(elsewhere);
+      return any<__half>(variant);
     default:
-      return either<float>(elsewhere);
+      return any<float>(variant);
   }
 }
 

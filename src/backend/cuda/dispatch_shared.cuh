@@ -185,6 +185,23 @@ __device__ inline bool read_counts(const DispatchParams& p, const RoutingTables&
   return ok;
 }
 
+// After read_counts has returned false somewhere: it is to be called again, without those who are
+// lost. Otherwise as strike_lost.
+static __device__ __noinline__ bool count_without_lost(const BufferView& buffer,
+                                                       layout::Epoch epoch, int half,
+                                                       std::byte** peers, std::uint32_t* all,
+                                                       std::uint32_t* base) {
+  if (!strike_lost(buffer, epoch, half, peers)) return false;
+#pragma unroll 1
+  for (int expert = static_cast<int>(threadIdx.x); expert < buffer.num_experts;
+       expert += kNumThreads) {
+    all[expert] = 0;
+    base[expert] = 0;
+  }
+  __syncthreads();
+  return true;
+}
+
 // kPacked layout: `scan` becomes prefix sums of the aligned counts in the order of by_rank; the
 // difference to the owner's first expert is an expert's first row.
 __device__ inline void scan_starts(const std::uint32_t* counts, std::uint32_t alignment,
@@ -333,6 +350,86 @@ __device__ inline bool wait_for_rows(const BufferView& buffer, layout::Epoch epo
   }
   ptx::fence(buffer.across_devices != 0);  // acquire: pairs with the fence before the arrival words
   return ok;
+}
+
+// Rows in this rank's own memory, and their source tokens.
+struct OwnRows {
+  std::byte* rows;
+  std::int32_t* sources;
+  std::int64_t pitch;
+};
+
+__device__ inline void clear_rows(const OwnRows& own, std::int64_t begin, std::int64_t count) {
+  const int thread = static_cast<int>(threadIdx.x);
+  auto* const pieces = reinterpret_cast<uint4*>(own.rows + begin * own.pitch);
+#pragma unroll 1
+  for (std::int64_t i = thread; i < count * own.pitch / 16; i += kNumThreads) {
+    pieces[i] = uint4{0, 0, 0, 0};
+  }
+#pragma unroll 1
+  for (std::int64_t i = thread; i < count; i += kNumThreads) own.sources[begin + i] = -1;
+}
+
+// After wait_for_rows has returned false somewhere: rows that lost ranks have announced, and that
+// will not come, are zeros of source token -1, where senders write them; nobody waits for them any
+// more (num_words). All threads call it. `scan` as add_starts left it. False, on all: operations
+// have failed.
+static __device__ __noinline__ bool go_on_without_rows(const DispatchParams& p, layout::Epoch epoch,
+                                                       const std::uint32_t* scan, bool overflow,
+                                                       std::uint32_t* num_words) {
+  const BufferView& buffer = p.buffer;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int parity = layout::parity(epoch);
+  std::byte* const block = buffer.blocks[buffer.rank];
+  const auto any = [](bool found) { return __syncthreads_or(static_cast<int>(found)) != 0; };
+  if (any(thread == 0 && is_halted(buffer, block))) return false;
+  const bool slotted = p.slotted != 0;
+  const std::int64_t rows_at =
+      slotted ? buffer.block.landing_rows(parity) : buffer.block.view_rows(p.half);
+  const std::int64_t sources_at =
+      slotted ? buffer.block.landing_sources(parity) : buffer.block.view_sources(p.half);
+  const OwnRows own{.rows = block + rows_at,
+                    .sources = reinterpret_cast<std::int32_t*>(block + sources_at),
+                    .pitch = p.row.pitch()};
+  const int first = buffer.first_of_rank[buffer.rank];
+  const int num_local = buffer.first_of_rank[buffer.rank + 1] - first;
+  bool found = false;
+#pragma unroll 1
+  for (int rank = 0; rank < buffer.num_ranks; ++rank) {
+    const auto expected = static_cast<int>(num_words[rank]);
+    if (expected == 0 || !any(thread == 0 && is_lost(buffer, block, rank))) continue;
+    ptx::fence_sys();  // it wrote its last word before
+    bool lacks = false;
+    for (int i = thread; i < expected; i += kNumThreads) {
+      const layout::Word word =
+          load_word(block, buffer.block.arrived(parity, rank, kFirstBlockWord + i));
+      lacks = lacks || layout::epoch_of(word) != epoch;
+    }
+    if (!any(lacks)) continue;
+    found = true;
+    std::int64_t landed = std::int64_t{rank} * p.max_tokens * min(p.topk, num_local);
+#pragma unroll 1
+    for (int local = 0; local < num_local && !overflow; ++local) {
+      const int expert = buffer.by_rank[first + local];
+      const std::int64_t count = count_of(buffer, block, epoch, rank, expert);
+      std::int64_t begin = landed;
+      if (!slotted) {
+        begin = p.padded != 0 ? std::int64_t{local} * buffer.num_ranks * p.max_tokens
+                              : scan[first + local] - scan[first];
+        for (int lower = 0; lower < rank; ++lower) {
+          begin += count_of(buffer, block, epoch, lower, expert);
+        }
+      }
+      clear_rows(own, begin, count);
+      landed += count;
+    }
+    if (thread == 0) {
+      num_words[rank] = 0;
+      note_absence(buffer, p.half, rank, epoch);
+    }
+  }
+  __syncthreads();
+  return found;
 }
 
 }  // namespace tandem::cuda

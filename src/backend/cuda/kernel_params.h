@@ -13,6 +13,10 @@
 
 namespace tandem::cuda {
 
+// What kernels are compiled for beside the plain case: some peers are on other hosts; or hosts
+// watch them, and mask ranks that miss the timeout (Watch).
+enum class Variant : std::uint8_t { kPlain, kElsewhere, kWatched };
+
 // A block has a multiprocessor to itself: kernels of different ranks never slow each other down by
 // sharing one, and the ranks that share a GPU get equal parts of it. So every block asks for more
 // than half of the shared memory (of 164 KB on an A100, 228 on an H100 or H200).

@@ -10,15 +10,22 @@ namespace tandem::cuda {
 
 // Kernels as cudaLaunchKernelExC and cudaFuncSetAttribute take them. Each has one argument, a
 // DispatchParams or a CombineParams, and blocks of kNumThreads threads, those of combine_kernel_for
-// of kLeastThreads at least. `elsewhere`: some peers are on other hosts.
+// of kLeastThreads at least.
 const void* dispatch_kernel_for(Format format, DType x_dtype,
-                                bool elsewhere);  // packed; slotted: the send phase
-const void* receive_kernel(bool elsewhere);       // slotted: the receive phase
-const void* combine_kernel_for(DType dtype, bool elsewhere);
-const void* acquire_kernel();              // rule 2 between two combines of one handle
-const void* stage_kernel(bool elsewhere);  // staged combine: the send phase
+                                Variant variant);  // packed; slotted: the send phase
+const void* receive_kernel(Variant variant);       // slotted: the receive phase
+const void* combine_kernel_for(DType dtype, Variant variant);
+const void* acquire_kernel();               // rule 2 between two combines of one handle
+const void* stage_kernel(Variant variant);  // staged combine: the send phase
 // One of combine_kernel_for?
 bool is_combine_kernel(const void* kernel);
+
+template <typename Kernel>
+const void* pick(Variant variant, Kernel plain, Kernel elsewhere, Kernel watched) {
+  return reinterpret_cast<const void*>(variant == Variant::kPlain       ? plain
+                                       : variant == Variant::kElsewhere ? elsewhere
+                                                                        : watched);
+}
 
 // Dynamic shared memory of a block.
 std::int64_t dispatch_shared_bytes(int num_ranks, int num_experts, bool elsewhere);

@@ -36,9 +36,11 @@ struct ReceiveShared {
         size_bytes(carver.used()) {}
 };
 
-template <bool kElsewhere>
+template <Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ DispatchParams p) {
+  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
+  constexpr bool kWatched = kVariant == Variant::kWatched;
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const ReceiveShared s(storage, buffer.num_ranks, buffer.num_experts);
@@ -53,7 +55,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   list_peers(buffer, s.peers);
   const std::byte* own = buffer.blocks[buffer.rank];
   ptx::wait_for_earlier_grids();
-  const FirstLook first_look(buffer, own);
+  const AtWork<kWatched> at_work(buffer);
+  const FirstLook<kWatched> first_look(buffer, own);
   if (thread == 0) {
     *s.start = {ptx::load_relaxed(&state.receive.epoch), take_ticket(state.receive)};
   }
@@ -63,8 +66,16 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const int parity = layout::parity(epoch);
   stamp(buffer, 9);
 
-  bool ok = read_counts(p, s.tables, epoch, s.peers, nullptr);
-  if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
+  bool ok = true;
+#pragma unroll 1
+  for (;;) {
+    ok = read_counts(p, s.tables, epoch, s.peers, nullptr);
+    if (__syncthreads_or(static_cast<int>(!ok)) == 0) break;
+    if (!kWatched ||
+        !count_without_lost(buffer, epoch, p.half, s.peers, s.tables.all, s.tables.base)) {
+      return;
+    }
+  }
   stamp(buffer, 10);
 
   // Rows that do not fit at a receiver, or, because tokens name an expert twice, into a source's
@@ -87,12 +98,12 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   }
   overflow = any_excess(buffer, epoch, excess) || overflow;
 
-  if (overflow) {
-    ok = true;
-  } else {
+#pragma unroll 1
+  while (!overflow) {
     ok = wait_for_rows(buffer, epoch, s.tables.num_words);
+    if (__syncthreads_or(static_cast<int>(!ok)) == 0) break;
+    if (!kWatched || !go_on_without_rows(p, epoch, s.scan, overflow, s.tables.num_words)) return;
   }
-  if (__syncthreads_or(static_cast<int>(!ok)) != 0) return;
   stamp(buffer, 11);
 
   // Slots of this rank's own entries become routes.
@@ -199,9 +210,10 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 
 }  // namespace
 
-const void* receive_kernel(bool elsewhere) {
-  return elsewhere ? reinterpret_cast<const void*>(&dispatch_receive_kernel<true>)
-                   : reinterpret_cast<const void*>(&dispatch_receive_kernel<false>);
+const void* receive_kernel(Variant variant) {
+  return pick(variant, &dispatch_receive_kernel<Variant::kPlain>,
+              &dispatch_receive_kernel<Variant::kElsewhere>,
+              &dispatch_receive_kernel<Variant::kWatched>);
 }
 
 std::int64_t receive_shared_bytes(int num_ranks, int num_experts) {

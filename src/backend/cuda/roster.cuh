@@ -21,9 +21,41 @@ __device__ inline void list_peers(const BufferView& buffer, std::byte** peers) {
   }
 }
 
+// Where hosts watch, every block counts itself in before it writes to peers, and out when it has
+// ended: the host of a rank that has been masked halts it and knows that nothing of it is at work
+// any more when the count is zero. Count and order to halt are one word, which has one order of
+// changes: whoever counts itself in later than the order has it in the word that it changes.
+__device__ __forceinline__ std::uint32_t begin_work(DeviceState& state) {
+  return ptx::increment_relaxed_gpu(&state.at_work) & kHalted;
+}
+
+// By all threads. The fence is for peers' hosts: what this block has written comes before.
+static __device__ __noinline__ void end_work(const BufferView& buffer) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  ptx::fence(buffer.across_devices != 0);
+  ptx::decrement_relaxed_gpu(&buffer.state->at_work);
+}
+
+// Lives from before a block's first look until it ends, whichever way.
+template <bool kWatched>
+class AtWork {
+ public:
+  __device__ __forceinline__ explicit AtWork(const BufferView& buffer) : buffer_(buffer) {}
+  __device__ __forceinline__ ~AtWork() {
+    if constexpr (kWatched) end_work(buffer_);
+  }
+  AtWork(const AtWork&) = delete;
+  AtWork& operator=(const AtWork&) = delete;
+
+ private:
+  const BufferView& buffer_;
+};
+
 // What a kernel looks at before it does anything: have operations failed, or may somebody be
 // absent? Loaded before, and judged after what else the kernel waits for at its start. A block asks
 // once for each line of memory, since L2 serves it to one block after the other.
+template <bool kWatched>
 class FirstLook {
  public:
   __device__ __forceinline__ FirstLook(const BufferView& buffer, const std::byte* own) {
@@ -33,7 +65,10 @@ class FirstLook {
     if (thread <= buffer.num_ranks) {
       found_ = layout::value_of(load_word(own, buffer.block.roster(thread)));
     }
-    if (thread == kFailedThread) found_ |= ptx::load_relaxed(&buffer.state->failed);
+    if (thread == kFailedThread) {
+      found_ |= ptx::load_relaxed(&buffer.state->failed);
+      if constexpr (kWatched) found_ |= begin_work(*buffer.state);
+    }
   }
 
   // If one thread of a block says so, all of them call strike_absent. Where there are more words
@@ -71,6 +106,35 @@ static __device__ __noinline__ bool strike_absent(const BufferView& buffer, Oper
            true);
   }
   return false;
+}
+
+__device__ inline void note_absence(const BufferView& buffer, int half, int rank,
+                                    layout::Epoch epoch) {
+  buffer.state->watch.absent[half * buffer.num_ranks + rank] = layout::make_word(epoch, 1);
+}
+
+// After a wait has ended without what it was for: whoever is lost and has not announced this
+// operation takes no part in it, on any rank. All threads of the block call it. False, on all:
+// operations have failed.
+static __device__ __noinline__ bool strike_lost(const BufferView& buffer, layout::Epoch epoch,
+                                                int half, std::byte** peers) {
+  const std::byte* own = buffer.blocks[buffer.rank];
+  if (__syncthreads_or(static_cast<int>(threadIdx.x == 0 && is_halted(buffer, own))) != 0) {
+    return false;
+  }
+  bool struck = false;
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x); rank < buffer.num_ranks;
+       rank += static_cast<int>(blockDim.x)) {
+    if (peers[rank] == nullptr || !is_lost(buffer, own, rank)) continue;
+    ptx::fence_sys();  // hosts have completed what it had announced, or taken it all back, before
+    const layout::Word header = load_word(own, buffer.block.header(layout::parity(epoch), rank));
+    if (layout::epoch_of(header) == epoch) continue;
+    peers[rank] = nullptr;
+    note_absence(buffer, half, rank, epoch);
+    struck = true;
+  }
+  return __syncthreads_or(static_cast<int>(struck)) != 0;
 }
 
 // The block of a rank that does not take part yet, but does so from the next operation on; else

@@ -29,9 +29,11 @@ struct StageShared {
   }
 };
 
-template <bool kElsewhere>
+template <Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     combine_stage_kernel(const __grid_constant__ CombineParams p) {
+  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
+  constexpr bool kWatched = kVariant == Variant::kWatched;
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const StageShared s(storage, buffer.num_ranks);
@@ -40,7 +42,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   list_peers(buffer, s.peers);
   const std::byte* own = buffer.blocks[buffer.rank];
   ptx::wait_for_earlier_grids();
-  const FirstLook first_look(buffer, own);
+  const AtWork<kWatched> at_work(buffer);
+  const FirstLook<kWatched> first_look(buffer, own);
   if (thread == 0) {
     *s.epoch = ptx::load_relaxed(&state.send.epoch);
     *s.half = state.half[p.half];
@@ -121,9 +124,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 
 const void* acquire_kernel() { return reinterpret_cast<const void*>(&combine_acquire_kernel); }
 
-const void* stage_kernel(bool elsewhere) {
-  return elsewhere ? reinterpret_cast<const void*>(&combine_stage_kernel<true>)
-                   : reinterpret_cast<const void*>(&combine_stage_kernel<false>);
+const void* stage_kernel(Variant variant) {
+  return pick(variant, &combine_stage_kernel<Variant::kPlain>,
+              &combine_stage_kernel<Variant::kElsewhere>, &combine_stage_kernel<Variant::kWatched>);
 }
 
 std::int64_t stage_shared_bytes(int num_ranks) {

@@ -23,6 +23,24 @@ struct PhaseCounter {
   std::uint32_t tickets = 0;  // blocks of the kernel at work that have started
 };
 
+// Where hosts mask who misses the timeout: what kernels tell the host of their waits, and what they
+// remember of whom they have gone on without.
+struct Watch {
+  layout::Word* waits = nullptr;  // [R], in pinned memory: see wait_note
+  std::uint64_t note_ns = 0;      // who waits says so that often
+  layout::Word* absent =
+      nullptr;  // [2, R]: by half and rank, the last operation gone on without it
+};
+
+// What a kernel's wait for a rank says of itself.
+TANDEM_HOST_DEVICE constexpr layout::Word wait_note(layout::Epoch epoch, std::uint32_t operation,
+                                                    std::uint32_t phase) {
+  return layout::make_word(epoch, 1U << 16 | phase << 8 | operation);
+}
+
+// The host writes the top byte of `at_work` alone, while blocks count themselves in the others.
+inline constexpr std::uint32_t kHalted = 1U << 24;
+
 struct DeviceState {
   // Read by every block at its start, moved on by the last one of the kernel to be done.
   alignas(128) PhaseCounter send;
@@ -39,6 +57,9 @@ struct DeviceState {
   alignas(128) std::uint32_t written = 0;
   std::uint64_t requests = 0;
   alignas(128) HalfState half[2];
+  // If watched: blocks at work, and whether they are to be the last (kHalted).
+  alignas(128) std::uint32_t at_work = 0;
+  Watch watch;
 };
 
 // `detail` of a mismatch that is no argument's: a count that no rank can have.

@@ -52,6 +52,7 @@ __device__ __forceinline__ bool is_halted(const BufferView& buffer, const std::b
   const DeviceState& state = *buffer.state;
   const layout::Word stop = load_word(own, buffer.block.stop());
   return ptx::load_relaxed(&state.failed) != 0 ||
+         (ptx::load_relaxed(&state.at_work) & kHalted) != 0 ||
          (layout::value_of(stop) != 0 &&
           !layout::has_reached(state.recovered, layout::epoch_of(stop)));
 }
@@ -92,51 +93,72 @@ static __device__ __noinline__ layout::Epoch last_seen_of(const BufferView& buff
   return last;
 }
 
+// Has the peer been masked since others missed it? It sends nothing any more, and hosts have given
+// to all who lack it what it had announced to one of them.
+__device__ __forceinline__ bool is_lost(const BufferView& buffer, const std::byte* own, int peer) {
+  return (layout::value_of(load_word(own, buffer.block.roster(peer))) & layout::kRosterLost) != 0;
+}
+
+enum class Ended : std::uint8_t { kReady, kFailed, kLost };
+
 // A wait that takes longer: looks at the clock now and then. `packed`: operation, phase, peer. Out
 // of line and with few arguments, so that the waits themselves stay small. Returns 0, a word that
-// nobody waits for, if the wait failed.
+// nobody waits for, if the wait failed or is for a lost rank. Where hosts watch it tells them for
+// whom it waits, and they end it; the timeout is a longer one, for hosts that do not.
 static __device__ __noinline__ layout::Word wait_slowly(const BufferView& buffer,
                                                         const layout::Word* address,
                                                         layout::Epoch wanted, Until until,
                                                         std::uint32_t packed, layout::Epoch epoch,
-                                                        bool* failed) {
+                                                        Ended* ended) {
   constexpr std::uint32_t kPollsPerClockRead = 1024;
   const std::uint64_t start = ptx::now_ns();
   const std::byte* own = buffer.blocks[buffer.rank];
-  for (std::uint32_t polls = 1;; ++polls) {
+  const auto peer = static_cast<int>(packed >> 16);
+  const Watch& watch = buffer.state->watch;
+  std::uint64_t next_note = watch.waits != nullptr ? watch.note_ns : ~std::uint64_t{0};
+  *ended = Ended::kReady;
+  for (std::uint32_t polls = 0;; ++polls) {
     const layout::Word word = ptx::load_relaxed(address);
     if (is_ready(word, wanted, until)) return word;
     if (polls % kPollsPerClockRead != 0) continue;
-    *failed = is_halted(buffer, own);
-    if (*failed) return 0;
-    const auto peer = static_cast<int>(packed >> 16);
-    // Looked at before the word: what the peer sent came before.
-    if (buffer.remote != nullptr && ptx::load_relaxed(&buffer.remote->lost[peer]) != 0) {
+    if (is_halted(buffer, own)) {
+      *ended = Ended::kFailed;
+      return 0;
+    }
+    // Looked at before the word: what the peer sent, or hosts in its place, came before.
+    const bool lost = is_lost(buffer, own, peer);
+    if (lost || (buffer.remote != nullptr && ptx::load_relaxed(&buffer.remote->lost[peer]) != 0)) {
       ptx::fence_sys();
       const layout::Word last = ptx::load_relaxed(address);
       if (is_ready(last, wanted, until)) return last;
+      *ended = lost ? Ended::kLost : Ended::kFailed;
+      if (lost) return 0;
       report(buffer, static_cast<Operation>(packed & 0xffU), epoch,
              {ErrorCode::kPeerLost, static_cast<Phase>((packed >> 8) & 0xffU), peer,
               static_cast<std::int64_t>(wanted), static_cast<std::int64_t>(layout::epoch_of(last)),
               0, ptx::now_ns() - start},
              true);
-      *failed = true;
       return 0;
     }
     const std::uint64_t waited = ptx::now_ns() - start;
+    if (waited >= next_note) {
+      ptx::store_relaxed(&watch.waits[peer],
+                         wait_note(epoch, packed & 0xffU, (packed >> 8) & 0xffU));
+      next_note = waited + watch.note_ns;
+    }
     if (waited <= buffer.timeout_ns) continue;
     report(buffer, static_cast<Operation>(packed & 0xffU), epoch,
            {ErrorCode::kTimeout, static_cast<Phase>((packed >> 8) & 0xffU), peer,
             static_cast<std::int64_t>(wanted), static_cast<std::int64_t>(layout::epoch_of(word)),
             last_seen_of(buffer, own, peer), waited},
            true);
-    *failed = true;
+    *ended = Ended::kFailed;
     return 0;
   }
 }
 
-// Polls until the word is ready; false if the wait failed. The word itself is the message: what
-// else its writer wrote is ordered by the caller's fence.
+// Polls until the word is ready; false if the wait failed, or is for a lost rank. The word itself
+// is the message: what else its writer wrote is ordered by the caller's fence.
 __device__ __forceinline__ bool wait_for(const BufferView& buffer, const Wait& wait,
                                          const std::byte* address, layout::Epoch wanted,
                                          Until until, layout::Word* word) {
@@ -150,9 +172,9 @@ __device__ __forceinline__ bool wait_for(const BufferView& buffer, const Wait& w
       return true;
     }
   }
-  bool failed = false;
-  *word = wait_slowly(buffer, source, wanted, until, pack(wait), wait.epoch, &failed);
-  return !failed;
+  Ended ended;
+  *word = wait_slowly(buffer, source, wanted, until, pack(wait), wait.epoch, &ended);
+  return ended == Ended::kReady;
 }
 
 // A word of this operation's epoch. `own`: this rank's block.
@@ -169,10 +191,10 @@ static __device__ __noinline__ bool wait_for_late_completed(const BufferView& bu
   const auto peer = static_cast<int>(packed >> 16);
   const std::byte* own = buffer.blocks[buffer.rank];
   if (!layout::takes_part(load_word(own, buffer.block.roster(peer)), wanted)) return true;
-  bool failed = false;
+  Ended ended;
   wait_slowly(buffer, reinterpret_cast<const layout::Word*>(own + buffer.block.completed(peer)),
-              wanted, Until::kReached, packed, epoch, &failed);
-  return !failed;
+              wanted, Until::kReached, packed, epoch, &ended);
+  return ended != Ended::kFailed;  // a lost rank reads nothing any more
 }
 
 // Rules 1 and 2: the peer has completed the operation of `wanted`, if it took part in it.

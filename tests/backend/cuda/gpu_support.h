@@ -3,9 +3,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/exchange.h"
@@ -140,5 +143,54 @@ class Pair {
   Scenario staged_;
   Exchange exchange_;
 };
+
+// A captured pair of operations, with its result.
+class Replay {
+ public:
+  Replay(Pair& pair, const Stream& stream, bool hooks) : stream_(stream) {
+    graph_ = std::make_unique<Graph>(stream, [&] {
+      if (hooks) {
+        result_ = pair.run(stream, false);
+      } else {
+        result_ = pair.dispatch(stream);
+        pair.combine(stream, result_, false);
+      }
+    });
+  }
+  void launch() { graph_->launch(stream_); }
+  void run() {
+    launch();
+    stream_.synchronise();
+  }
+  [[nodiscard]] const DispatchResult& result() const { return result_; }
+
+ private:
+  const Stream& stream_;
+  DispatchResult result_;
+  std::unique_ptr<Graph> graph_;
+};
+
+// A problem as replays run it with all ranks and without one. Graphs give combine the outputs that
+// they were captured with, wherever rows lie: all ones.
+inline std::pair<Scenario, Scenario> with_and_without(const Shape& shape, int victim) {
+  Scenario all = make_scenario(shape);
+  for (std::vector<std::byte>& y : all.y) {
+    const std::size_t num_elements = y.size() / size_of(shape.combine_dtype);
+    y = encode(std::vector<float>(num_elements, 1.0F), shape.combine_dtype);
+  }
+  all.out = reference::combine(all.problem, all.y, shape.combine_dtype);
+  Scenario rest = without(all, {victim});
+  reference::Problem weighted = all.problem;  // nothing, where the victim would give it
+  const auto& lost = all.received[victim].experts;
+  for (reference::RankInput& input : weighted.ranks) {
+    for (std::size_t i = 0; i < input.topk_idx.size(); ++i) {
+      if (std::find(lost.begin(), lost.end(), input.topk_idx[i]) != lost.end()) {
+        input.topk_weights[i] = 0;
+      }
+    }
+  }
+  rest.out = reference::combine(weighted, all.y, shape.combine_dtype);
+  return {std::move(all), std::move(rest)};
+}
 
 }  // namespace tandem::test

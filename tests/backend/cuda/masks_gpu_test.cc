@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <thread>
 
 #include "backend/cuda/gpu_support.h"
@@ -35,32 +34,6 @@ std::vector<Shape> entangled_shapes() {
   return shapes;
 }
 
-// A captured pair of operations, with its result.
-class Replay {
- public:
-  Replay(Pair& pair, const Stream& stream, bool hooks) : stream_(stream) {
-    graph_ = std::make_unique<Graph>(stream, [&] {
-      if (hooks) {
-        result_ = pair.run(stream, false);
-      } else {
-        result_ = pair.dispatch(stream);
-        pair.combine(stream, result_, false);
-      }
-    });
-  }
-  void launch() { graph_->launch(stream_); }
-  void run() {
-    launch();
-    stream_.synchronise();
-  }
-  [[nodiscard]] const DispatchResult& result() const { return result_; }
-
- private:
-  const Stream& stream_;
-  DispatchResult result_;
-  std::unique_ptr<Graph> graph_;
-};
-
 void expect_right(Rank& rank, Pair& pair, const Replay& replay, const char* when) {
   const std::string report = pair.compare(replay.result());
   rank.expect(report.empty(), std::string(when) + ": " + report);
@@ -69,24 +42,7 @@ void expect_right(Rank& rank, Pair& pair, const Replay& replay, const char* when
 // Survivors do nothing but replay: the mask comes and goes between two of their launches.
 TEST(CudaMasks, HoldUnderReplaysWithoutTheirHosts) {
   for (const Shape& shape : entangled_shapes()) {
-    // Graphs give combine the outputs that they were captured with, wherever rows lie: all ones.
-    Scenario all = make_scenario(shape);
-    for (std::vector<std::byte>& y : all.y) {
-      const std::size_t num_elements = y.size() / size_of(shape.combine_dtype);
-      y = encode(std::vector<float>(num_elements, 1.0F), shape.combine_dtype);
-    }
-    all.out = reference::combine(all.problem, all.y, shape.combine_dtype);
-    Scenario rest = without(all, {kVictim});
-    reference::Problem weighted = all.problem;  // nothing, where the victim would give it
-    const auto& lost = all.received[kVictim].experts;
-    for (reference::RankInput& input : weighted.ranks) {
-      for (std::size_t i = 0; i < input.topk_idx.size(); ++i) {
-        if (std::find(lost.begin(), lost.end(), input.topk_idx[i]) != lost.end()) {
-          input.topk_weights[i] = 0;
-        }
-      }
-    }
-    rest.out = reference::combine(weighted, all.y, shape.combine_dtype);
+    const auto [all, rest] = with_and_without(shape, kVictim);
     run_ranks(shape.num_ranks, [&](Rank& rank) {
       BufferOptions options = options_for(shape);
       options.first_epoch = 0xfffffff4U;  // the wrap falls into the middle

@@ -109,5 +109,38 @@ TEST_F(CudaProcesses, KilledProcessIsLeftBehind) {
             {.may_die = {1}});
 }
 
+// The same where who is missed is masked: no operation fails.
+TEST_F(CudaProcesses, KilledProcessIsMaskedInThatStep) {
+  const Shape shape{.num_ranks = 3,
+                    .num_experts = 6,
+                    .hidden = 512,
+                    .topk = 4,
+                    .max_tokens = 16,
+                    .routing = Routing::kFull};
+  const Scenario all = make_scenario(shape);
+  const Scenario rest = without(all, {1});
+  run_ranks(3,
+            [&](Rank& rank) {
+              rank.run_freely();
+              BufferOptions options = options_for(shape);
+              options.timeout = 5s;
+              options.on_timeout = OnTimeout::kMask;
+              Buffer buffer(rank.communicator(), options);
+              Exchange exchange(rank, all, buffer);
+              Exchange remaining(rank, rest, buffer);
+              exchange.run(buffer);
+              if (rank.index() == 1) rank.die();
+              for (int pair = 0; pair < 3; ++pair) {
+                remaining.run(buffer);
+                rank.expect(!remaining.result().handle.active()[1], "the handle says so");
+              }
+              buffer.check();
+              const std::optional<Error> loss = buffer.last_loss();
+              rank.expect(loss && loss->code() == ErrorCode::kPeerLost && loss->peer() == 1,
+                          "why it is missed");
+            },
+            {.may_die = {1}});
+}
+
 }  // namespace
 }  // namespace tandem::test

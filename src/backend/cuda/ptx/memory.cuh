@@ -55,6 +55,11 @@ __device__ __forceinline__ std::uint32_t increment_relaxed_gpu(std::uint32_t* ad
   return before;
 }
 
+// Waits for nothing.
+__device__ __forceinline__ void decrement_relaxed_gpu(std::uint32_t* address) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 0xffffffff;" ::"l"(address) : "memory");
+}
+
 __device__ __forceinline__ std::uint32_t increment_acq_rel_gpu(std::uint32_t* address) {
   std::uint32_t before;
   asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], 0x7fffffff;"
