@@ -71,6 +71,28 @@ TEST(NetLinks, UnequalHosts) {
       10);
 }
 
+// Parcels of many pieces, outputs that go by rendezvous, and a row that is longer than a piece.
+TEST(NetLinks, MoreThanGoesInOnePieceOrBatch) {
+  Shape many = kShape;
+  many.num_ranks = 2;
+  many.hidden = 7168;
+  many.max_tokens = 64;
+  Shape wide = many;
+  wide.hidden = 65536;
+  wide.max_tokens = 3;
+  wide.format = Format::kFloat32;
+  std::vector<Shape> shapes;
+  for (Shape shape : {many, wide}) {
+    for (const bool hook : {false, true}) {
+      shape.placement = hook ? Placement::kSlotted : Placement::kPacked;
+      shape.hook = hook;
+      shapes.push_back(shape);
+    }
+  }
+  expect_operations_to_be_right(
+      shapes, [](int rank) { return rank; }, 3);
+}
+
 TEST(NetLinks, FourHostsWithThreeRanksEach) {
   Shape shape = kShape;
   shape.num_ranks = 12;

@@ -1,5 +1,6 @@
-// One rank whose peer on another host sends rows and lists as it likes: a dispatch puts the rows in
-// their places, or fails and writes none. The network is a stand-in that answers for the peer.
+// One rank and a peer on another host, for which a stand-in for the network answers: what the rank
+// sends; and, whatever rows and lists the peer sends, a dispatch puts the rows in their places, or
+// fails and writes none.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,21 +32,25 @@ struct Lies {
   std::vector<std::int32_t> list;
 };
 
+// What came to the peer's landing memory.
+using Sent = std::vector<runtime::RemotePeers::Rows>;
+
 // The peer answers what it is sent: the same arguments, then its counts, its parcel and `arrived`.
 class Peer final : public runtime::RemotePeers {
  public:
-  Peer(runtime::RemoteMemory memory, const layout::Block& block, Lies lies)
+  Peer(runtime::RemoteMemory memory, const layout::Block& block, Lies lies, Sent& sent)
       : memory_(std::move(memory)),
         block_(block),
         parcel_(block.capacity()),
         lies_(std::move(lies)),
+        sent_(&sent),
         staging_(2 * memory_.staging_bytes),
         landing_(2 * memory_.landing_bytes) {}
 
   std::byte* staging(int parity) override { return &staging_[parity * memory_.staging_bytes]; }
   std::byte* landing(int parity) override { return &landing_[parity * memory_.landing_bytes]; }
   void send_to_block(int, const Rows&, std::span<const std::int32_t>, std::int64_t) override {}
-  void send_to_landing(int, const Rows&) override {}
+  void send_to_landing(int, const Rows& rows) override { sent_->push_back(rows); }
 
   void send_words_with_next(int, std::span<const WordRun> runs) override {
     if (runs.size() != 3) return;  // completed
@@ -88,24 +93,26 @@ class Peer final : public runtime::RemotePeers {
   layout::Block block_;
   layout::Parcel parcel_;
   Lies lies_;
+  Sent* sent_;
   std::vector<std::byte> staging_;
   std::vector<std::byte> landing_;
 };
 
 class TwoHosts final : public test::FakeBootstrap, public runtime::Network {
  public:
-  TwoHosts(const test::GuardedBlock& block, const layout::Block& layout, Lies lies)
+  TwoHosts(const test::GuardedBlock& block, const layout::Block& layout, Lies lies, Sent& sent)
       : FakeBootstrap(0, 2),
         board_(0, 1, kEpoch),
         host_(0, {block}, board_.board),
         layout_(layout),
-        lies_(std::move(lies)) {}
+        lies_(std::move(lies)),
+        sent_(&sent) {}
 
   std::vector<int> host_ranks() const override { return {0}; }
   Bootstrap& host() override { return host_; }
   Network* network() override { return this; }
   std::unique_ptr<runtime::RemotePeers> open(runtime::RemoteMemory memory) override {
-    return std::make_unique<Peer>(std::move(memory), layout_, lies_);
+    return std::make_unique<Peer>(std::move(memory), layout_, lies_, *sent_);
   }
 
  private:
@@ -113,18 +120,20 @@ class TwoHosts final : public test::FakeBootstrap, public runtime::Network {
   test::PlacedBootstrap host_;
   layout::Block layout_;
   Lies lies_;
+  Sent* sent_;
 };
 
-class HostileList : public testing::TestWithParam<Placement> {
+class Parcels : public testing::TestWithParam<Placement> {
  protected:
-  HostileList() : block_(layout_.size_bytes()) {}
+  Parcels() : block_(layout_.size_bytes()) {}
 
-  // Token 0 of rank 0 goes to both ranks, its others nowhere.
-  void dispatch(const Lies& lies) {
-    Buffer buffer(Communicator(std::make_shared<TwoHosts>(block_, layout_, lies)), options());
+  // Unless said otherwise token 0 of rank 0 goes to both ranks, its others nowhere.
+  void dispatch(const Lies& lies,
+                const std::vector<std::int32_t>& topk_idx = {0, 1, -1, -1, -1, -1}) {
+    Buffer buffer(Communicator(std::make_shared<TwoHosts>(block_, layout_, lies, sent_)),
+                  options());
     block_.remember();
     const std::vector<bfloat16> x(kTokens * kHidden, bfloat16{0x3f80});
-    const std::vector<std::int32_t> topk_idx{0, 1, -1, -1, -1, -1};
     DispatchOptions call{.placement = GetParam(), .layout = Layout::kPacked};
     recv_x_.assign(kRows * kPitch, std::byte{0});
     if (GetParam() == Placement::kSlotted) {
@@ -169,12 +178,31 @@ class HostileList : public testing::TestWithParam<Placement> {
   test::GuardedBlock block_;
   std::vector<std::byte> recv_x_;
   std::vector<std::int32_t> tokens_;
+  Sent sent_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, HostileList, testing::Values(Placement::kPacked, Placement::kSlotted),
+INSTANTIATE_TEST_SUITE_P(, Parcels, testing::Values(Placement::kPacked, Placement::kSlotted),
                          [](const auto& placement) { return std::string(name(placement.param)); });
 
-TEST_P(HostileList, RowsGoToThePlacesOfATruthfulOne) {
+TEST_P(Parcels, ARowLeavesOncePerPeerHoweverManyOfItsExpertsAreThere) {
+  dispatch({.counts = {0, 0}, .list = {0}}, {1, 1, -1, 0, 1, 0});
+  ASSERT_EQ(sent_.size(), 3U);  // the list, and runs of tokens that follow each other
+  EXPECT_EQ(sent_[0].count * sent_[0].pitch, layout::Parcel::list_bytes(2, kTopk));
+  for (const std::size_t i : {1, 2}) {
+    EXPECT_EQ(sent_[i].count, 1);
+    EXPECT_EQ(sent_[i].pitch, kPitch);
+  }
+  EXPECT_EQ(sent_[2].rows - sent_[1].rows, 2 * kPitch);
+  EXPECT_EQ(sent_[2].offset - sent_[1].offset, kPitch);
+}
+
+TEST_P(Parcels, TokensThatFollowEachOtherLeaveTogether) {
+  dispatch({.counts = {0, 0}, .list = {0}}, {-1, -1, 1, 0, 0, 1});
+  ASSERT_EQ(sent_.size(), 2U);
+  EXPECT_EQ(sent_[1].count, 2);
+}
+
+TEST_P(Parcels, RowsGoToThePlacesOfATruthfulOne) {
   ASSERT_NO_FATAL_FAILURE(dispatch({.counts = {2, 1}, .list = {2, 0, -1, 0, 2, 0, 1}}));
   EXPECT_EQ(recv_x_[kPitch], std::byte{1});
   EXPECT_EQ(recv_x_[2 * kPitch], std::byte{2});
@@ -182,17 +210,17 @@ TEST_P(HostileList, RowsGoToThePlacesOfATruthfulOne) {
   EXPECT_EQ(tokens_, (std::vector<std::int32_t>{0, 0, 2}));
 }
 
-TEST_P(HostileList, RowsBeyondTheCountsAreRefused) {
+TEST_P(Parcels, RowsBeyondTheCountsAreRefused) {
   expect_refused({.counts = {1, 1}, .list = {2, 0, -1, 0, 2, 0, 1}});
   expect_refused({.counts = {2, 0}, .list = {3, 0, 0, 0, 1, 0, 0, 2, 0, 0}});
 }
 
-TEST_P(HostileList, RowsThatAreMissingAreRefused) {
+TEST_P(Parcels, RowsThatAreMissingAreRefused) {
   expect_refused({.counts = {2, 1}, .list = {1, 0, 1, 0}});
   expect_refused({.counts = {2, 1}, .list = {0}});
 }
 
-TEST_P(HostileList, RowsTokensAndExpertsThatThereAreNotAreRefused) {
+TEST_P(Parcels, RowsTokensAndExpertsThatThereAreNotAreRefused) {
   expect_refused({.counts = {2, 1}, .list = {kTokens + 1, 0, -1, 0, 2, 0, 1}});
   expect_refused({.counts = {2, 1}, .list = {-1, 0, -1, 0, 2, 0, 1}});
   expect_refused({.counts = {2, 1}, .list = {2, kTokens, -1, 0, 2, 0, 1}});
