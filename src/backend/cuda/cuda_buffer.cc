@@ -147,6 +147,8 @@ DispatchParams CudaBuffer::dispatch_params(const runtime::DispatchCall& call,
       static_cast<std::uint32_t>(call.row_alignment);
   params.arguments_hash = layout::hash_arguments(params.arguments);
   params.pitch = static_cast<std::int32_t>(call.row.pitch());
+  params.exceeds_cache =
+      std::int64_t{call.num_tokens} * call.topk * params.pitch > cache_share_ ? 1 : 0;
   // Exact for i below 1024 = kTileEntries: it is too large by less than 1 / 1024.
   static_assert(kTileEntries <= 1024);
   const auto topk = static_cast<std::uint32_t>(call.topk);

@@ -120,6 +120,8 @@ class CudaBuffer final : public runtime::BackendBuffer {
   Variant variant_ = Variant::kPlain;  // of its kernels
   int device_ = 0;
   int num_sms_ = 0;
+  std::int64_t cache_bytes_ = 0;  // of L2
+  std::int64_t cache_share_ = 0;  // what rows of a dispatch may take of half of it
   int default_blocks_ = 1;
   int most_blocks_ = 1;  // of a kernel, so that the kernels of all ranks here fit side by side
   std::int64_t shared_bytes_ = 0;  // of every block

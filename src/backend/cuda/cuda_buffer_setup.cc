@@ -121,6 +121,7 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                   std::string(properties.name) + " is older than compute capability 8.0");
     }
     num_sms_ = properties.multiProcessorCount;
+    cache_bytes_ = properties.l2CacheSize;
     std::memcpy(own.uuid, &properties.uuid, sizeof own.uuid);
     own.device = device_;
     own.num_sms = num_sms_;
@@ -302,6 +303,7 @@ void CudaBuffer::choose_blocks(const std::vector<DeviceFacts>& facts) {
   }
   most_blocks_ = std::min(kMaxBlocks, std::max(share, plan_.options.num_sms));
   default_blocks_ = std::min(kMaxBlocks, share >= 16 ? share / 8 * 8 : share);
+  cache_share_ = cache_bytes_ / 2 / sharers;
 }
 
 void CudaBuffer::warm_up() {

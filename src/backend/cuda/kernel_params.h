@@ -118,6 +118,7 @@ struct DispatchParams {
   // What kernels would have to work out while others wait for them.
   std::uint32_t arguments_hash = 0;
   std::int32_t pitch = 0;             // of `row`
+  std::int32_t exceeds_cache = 0;     // L2 cannot keep all rows: other things should stay there
   std::uint32_t topk_reciprocal = 0;  // i / topk = i * this >> 20 for the entries of a tile
   // Receive phase of slotted placement.
   std::byte* recv_x = nullptr;

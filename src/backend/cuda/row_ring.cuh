@@ -140,7 +140,8 @@ class RowRing {
         barriers_(barriers),
         scales_(scales),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        row_bytes_(params.row.hidden * params.x_element_bytes) {}
+        row_bytes_(params.row.hidden * params.x_element_bytes),
+        policy_(ptx::line_policy(params.exceeds_cache != 0)) {}
 
   __device__ void init() {
     if (ptx::kHasBulk) {
@@ -249,7 +250,8 @@ class RowRing {
       for (int k = first_k + (lane_ << params_.log_parts); k < params_.topk;
            k += 32 << params_.log_parts) {
         if (destinations[k] != nullptr) {
-          ptx::bulk_store(destinations[k] + offset, chunk, static_cast<std::uint32_t>(num_bytes));
+          ptx::bulk_store(destinations[k] + offset, chunk, static_cast<std::uint32_t>(num_bytes),
+                          policy_);
         }
       }
       ptx::bulk_commit();
@@ -359,6 +361,7 @@ class RowRing {
   float* scales_;
   int lane_;
   int row_bytes_;
+  std::uint64_t policy_;
   UnitCursor next_;       // unit to send
   UnitCursor next_load_;  // unit to load
   std::uint32_t end_ = 0;

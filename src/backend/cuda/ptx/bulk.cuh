@@ -77,13 +77,28 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint3
 #endif
 }
 
+// What becomes of the lines in L2 that a copy writes: for bulk_store.
+__device__ __forceinline__ std::uint64_t line_policy(bool evicted_first) {
+  std::uint64_t policy = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (evicted_first) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  }
+#endif
+  return policy;
+}
+
 // Starts a copy from shared memory; belongs to the thread's current group.
 __device__ __forceinline__ void bulk_store(void* global, const void* shared,
-                                           std::uint32_t num_bytes) {
+                                           std::uint32_t num_bytes, std::uint64_t policy) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared_address(shared)), "r"(num_bytes)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
+          global),
+      "r"(shared_address(shared)), "r"(num_bytes), "l"(policy)
+      : "memory");
 #endif
 }
 
