@@ -101,7 +101,19 @@ for rule in NO_MAXIMUM NO_ROUND NO_TOLD; do
 done
 fails recovery 2 2 "${crash[@]}" -DNO_LEAVING
 
+# Of ranks of several hosts; the operations are ballots.
+holds council 2 4
+holds council 3 3
+holds council 4 2
+for rule in NO_KEEP NO_PROMISE; do
+  fails council 3 2 "-D$rule"
+done
+fails council 2 2 -DNO_LOWEST
+fails council 4 2 -DNO_LOWEST
+
 if [[ $long == true ]]; then
+  holds council 3 4
+  holds council 4 3
   holds protocol 2 40
   holds protocol 3 12
   holds membership 3 5 "${crash[@]}"

@@ -230,7 +230,13 @@ class Buffer {
   Hook combine(ConstTensorView y, ConstTensorView topk_weights, const DispatchHandle& handle,
                TensorView out, const CombineOptions& options = {});
 
-  // --- Losing ranks and finding them again (not across hosts: kUnsupported). docs/failures.md ---
+  // --- Losing ranks and finding them again (GPUs: not across hosts, kUnsupported).
+  // docs/failures.md
+  // ---
+  //
+  // Across hosts these calls, and masks on timeout, need more than half of the ranks that take
+  // part, or half with the lowest; where they cannot be reached, kTimeout or kPeerLost, and the
+  // buffer has failed.
   //
   // On GPUs these calls wait for the operations of this rank's last call; replays are the caller's
   // to wait for, before it calls one of them.
@@ -256,8 +262,7 @@ class Buffer {
   void unmask(int rank);
 
   // After a failure: a new start, collective over the active ranks. Waits for all of them, masks
-  // those that have ended or do not come within the timeout (across hosts it names one of them
-  // instead: kPeerLost, or kTimeout and may be called again), and returns who is active. Handles of
+  // those that have ended or do not come within the timeout, and returns who is active. Handles of
   // earlier dispatches are stale, hooks that have not run are void. Called while nothing has
   // failed, it makes the operations of peers fail, since they have to come here too. A rank that is
   // masked waits here until an active one calls unmask() for it (kTimeout if none does).

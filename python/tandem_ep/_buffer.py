@@ -390,7 +390,7 @@ class Buffer:
         A rank that is masked waits here until an active one calls unmask for it.
 
         Raises:
-            Error: TIMEOUT (masked, and nobody lets it in), UNSUPPORTED (several hosts).
+            Error: TIMEOUT (masked, and nobody lets it in), UNSUPPORTED (GPUs of several hosts).
         """
         return self._inner.recover()
 

@@ -5,7 +5,8 @@
 //   decision | cell of rank 0 | cell of rank 1 | ..
 //   decision := generation of the newest view:32 rank that proposed it:32
 //   cell     := status words, then proposals: that of generation g in slot g % kNumViews
-//   proposal := generation:32 round:32, proposer of the generation before, active ranks, lost ranks
+//   proposal := generation:32 round:32, number:32 proposer of the generation before:32, active
+//   ranks, lost ranks
 //               (a bit each), first epochs (32 bits each), bytes of the cause, cause
 //
 // Every word is one aligned 64-bit store. A rank writes its own cell only; the decision is changed
@@ -21,7 +22,7 @@ namespace tandem::layout {
 
 // What a rank tells about itself, a word each.
 enum class Status : int {
-  kAcked,         // newest generation that it has adopted
+  kAcked,         // number of the newest view that it has adopted
   kFinishedEven,  // the last dispatch of even epoch that it finished: epoch:32, generation of its
   kFinishedOdd,   //   plan:32; and of odd epoch
   kAt,            // its last operation and whom it waits for: epoch:32, rank + 1 or 0:32

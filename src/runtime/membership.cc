@@ -12,6 +12,9 @@ namespace {
 // one reading: that often in a row only if somebody scribbles on the board.
 constexpr int kMaxReadings = 1000;
 
+// What a rank tells of its operations.
+constexpr Status kOfOperations[] = {Status::kFinishedEven, Status::kFinishedOdd, Status::kAt};
+
 Word decision_of(std::uint32_t generation, int proposer) {
   return layout::make_word(generation, static_cast<std::uint32_t>(proposer));
 }
@@ -30,12 +33,18 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
       board_(num_ranks),
       memory_(bootstrap, "tandem board", board_.size_bytes(), kind),
       view_{.generation = kFirstGeneration,
+            .number = kFirstGeneration,
             .proposer = bootstrap.host_ranks().front(),
             .active = std::vector<bool>(num_ranks),
             .from = std::vector<Epoch>(num_ranks, first_epoch),
             .lost = std::vector<bool>(num_ranks)},
       decision_(decision_of(kFirstGeneration, view_.proposer)),
-      process_(own_process()) {
+      process_(own_process()),
+      is_elsewhere_(num_ranks),
+      told_(static_cast<std::size_t>(num_ranks) * layout::kNumStatusWords) {
+  std::fill_n(is_elsewhere_.begin(), bootstrap.size(), true);
+  for (const int rank : bootstrap.host_ranks()) is_elsewhere_[rank] = false;
+  is_one_host_ = std::ranges::find(is_elsewhere_, true) == is_elsewhere_.end();
   std::fill_n(view_.active.begin(), bootstrap.size(), true);
   // Peers see what is written here through the caller's barrier.
   if (rank_ == view_.proposer) {
@@ -43,6 +52,10 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
     word(board_.decision()).store(decision_, std::memory_order_relaxed);
   }
   tell_no_operation(first_epoch - 1);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (!is_elsewhere_[rank]) continue;
+    for (const Status status : kOfOperations) note(rank, status, ask(rank_, status));
+  }
   introduce();
   tell(Status::kAcked, kFirstGeneration);
 }
@@ -52,12 +65,14 @@ Membership::Membership(Descriptor board, int rank, int num_ranks)
       num_ranks_(num_ranks),
       board_(num_ranks),
       memory_(std::move(board), board_.size_bytes()),
-      process_(own_process()) {
+      process_(own_process()),
+      is_elsewhere_(num_ranks),
+      told_(static_cast<std::size_t>(num_ranks) * layout::kNumStatusWords) {
   adopt(newest());
 }
 
 void Membership::tell_no_operation(Epoch last) {
-  for (const Status status : {Status::kFinishedEven, Status::kFinishedOdd, Status::kAt}) {
+  for (const Status status : kOfOperations) {
     tell(status, layout::make_word(last, 0));
   }
 }
@@ -95,7 +110,7 @@ void Membership::write(const View& view, int previous_proposer) {
   std::vector<Word> words(static_cast<std::size_t>(board_.view_words()));
   auto next = words.begin();
   *next++ = layout::make_word(view.generation, view.round);
-  *next++ = static_cast<Word>(previous_proposer);
+  *next++ = layout::make_word(view.number, static_cast<std::uint32_t>(previous_proposer));
   for (int rank = 0; rank < num_ranks_; ++rank) {
     if (view.active[rank]) next[rank / 64] |= Word{1} << (rank % 64);
     if (view.lost[rank]) next[board_.active_words() + rank / 64] |= Word{1} << (rank % 64);
@@ -121,12 +136,30 @@ void Membership::write(const View& view, int previous_proposer) {
 
 bool Membership::propose(View next) {
   // The slot may be that of a proposal which has won, and which peers are about to read.
+  const std::lock_guard lock(proposing_);
   if (changed()) return false;
   next.generation = view_.generation + 1;
+  if (is_one_host_) next.number = next.generation;
+  return decide(next, view_.proposer, decision_);
+}
+
+void Membership::amend(const std::function<bool(View&)>& change) {
+  const std::lock_guard lock(proposing_);
+  for (;;) {
+    View next = newest();
+    const Word expected = decision_of(next.generation, next.proposer);
+    if (!change(next)) return;
+    const int previous_proposer = next.proposer;
+    ++next.generation;
+    if (is_one_host_) next.number = next.generation;
+    if (decide(next, previous_proposer, expected)) return;
+  }
+}
+
+bool Membership::decide(const View& next, int previous_proposer, Word expected) {
   seam_.pass(Point::kProposing);
-  write(next, view_.proposer);
+  write(next, previous_proposer);
   seam_.pass(Point::kProposed);
-  Word expected = decision_;
   // Releases the proposal; pairs with the acquire in newest. In one order with the flags of
   // begin_writing.
   return word(board_.decision())
@@ -154,7 +187,8 @@ std::optional<Membership::Read> Membership::read(int proposer, std::uint32_t gen
                        .active = std::vector<bool>(num_ranks_),
                        .from = std::vector<Epoch>(num_ranks_),
                        .lost = std::vector<bool>(num_ranks_)},
-              .previous_proposer = rank_of(*next++, num_ranks_)};
+              .previous_proposer = rank_of(*next, num_ranks_)};
+  result.view.number = layout::epoch_of(*next++);
   for (int rank = 0; rank < num_ranks_; ++rank) {
     result.view.active[rank] = (next[rank / 64] >> (rank % 64) & 1) != 0;
     result.view.lost[rank] = (next[board_.active_words() + rank / 64] >> (rank % 64) & 1) != 0;
@@ -178,7 +212,7 @@ View Membership::newest() const {
     // One that no rank can have made, or that was made before the adopted one, would be news for
     // ever.
     if (now != decision_of(layout::epoch_of(now), rank_of(now, num_ranks_)) ||
-        !layout::has_reached(layout::epoch_of(now), view_.generation)) {
+        !layout::has_reached(layout::epoch_of(now), adopted_.load(std::memory_order_relaxed))) {
       break;
     }
     std::optional<Read> found = read(rank_of(now, num_ranks_), layout::epoch_of(now));
@@ -187,13 +221,13 @@ View Membership::newest() const {
   throw Error(ErrorCode::kMismatch, "the membership board of this buffer is damaged");
 }
 
-std::optional<View> Membership::find(std::uint32_t generation) const {
+std::optional<View> Membership::find(std::uint32_t number) const {
   const Word now = word(board_.decision()).load(std::memory_order_seq_cst);
   int proposer = rank_of(now, num_ranks_);
   for (std::uint32_t at = layout::epoch_of(now);; --at) {
     std::optional<Read> found = read(proposer, at);
     if (!found) return {};
-    if (at == generation) return std::move(found->view);
+    if (found->view.number == number) return std::move(found->view);
     proposer = found->previous_proposer;
   }
 }
@@ -202,7 +236,8 @@ void Membership::adopt(View view) {
   seam_.pass(Point::kAdopting);
   view_ = std::move(view);
   decision_ = decision_of(view_.generation, view_.proposer);
-  if (introduced_) tell(Status::kAcked, view_.generation);
+  adopted_.store(view_.generation, std::memory_order_relaxed);
+  if (introduced_) tell(Status::kAcked, view_.number);
   seam_.pass(Point::kAdopted);
 }
 

@@ -6,13 +6,16 @@
 // several proposals one wins, for everybody, in the time of one such exchange, and no rank's death
 // holds it up.
 //
-// Thread safety: one caller at a time; peers act on the same memory at any time.
+// Thread safety: one caller at a time, but for amend, newest, ask and note, which a network's
+// thread may call; peers act on the same memory at any time.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -30,7 +33,11 @@ using layout::Status;
 using layout::Word;
 
 struct View {
-  std::uint32_t generation = 0;
+  std::uint32_t generation = 0;  // on this host's board
+  // Names it to ranks of all hosts: the generation, where there is one host; else how many
+  // decisions of all hosts it takes in (council.h), and views of one number differ in failures
+  // only.
+  std::uint32_t number = 0;
   int proposer = 0;
   // Not 0: operations have failed, and a recovery of this number must come first.
   std::uint32_t round = 0;
@@ -75,20 +82,32 @@ class Membership {
   // Throws kMismatch if the board is damaged.
   [[nodiscard]] View newest() const;
   // A view decided lately, by its number; nothing if it is too old to be known.
-  [[nodiscard]] std::optional<View> find(std::uint32_t generation) const;
+  [[nodiscard]] std::optional<View> find(std::uint32_t number) const;
   // Before take_over, it only takes note.
   void adopt(View view);
 
   // Proposes `next` to follow the adopted view (its number is set here). Did it win? If not,
   // another did: adopt that and think again.
   bool propose(View next);
+  // Has the newest view followed by what `change` makes of it, whoever else proposes meanwhile,
+  // unless it finds nothing to do and returns false.
+  void amend(const std::function<bool(View&)>& change);
+
+  // Is it on another host, and so says nothing on this board?
+  [[nodiscard]] bool is_elsewhere(int rank) const { return is_elsewhere_[rank]; }
+  // What a rank on another host has told of itself.
+  void note(int rank, Status which, Word value) {
+    elsewhere(rank, which).store(value, std::memory_order_release);  // pairs with that in ask
+  }
 
   // Status words, a rank's own and its peers'.
   void tell(Status which, Word value) {
     own(which).store(value, std::memory_order_release);  // pairs with the acquire in ask
   }
   [[nodiscard]] Word ask(int rank, Status which) const {
-    return word(board_.status(rank, which)).load(std::memory_order_acquire);
+    const auto told =
+        is_elsewhere_[rank] ? elsewhere(rank, which) : word(board_.status(rank, which));
+    return told.load(std::memory_order_acquire);
   }
 
   // Brackets writes of rows into peers' memory. False: another view has been decided, nothing may
@@ -124,6 +143,12 @@ class Membership {
   [[nodiscard]] std::atomic_ref<Word> own(Status which) const {
     return word(board_.status(rank_, which));
   }
+  [[nodiscard]] std::atomic_ref<Word> elsewhere(int rank, Status which) const {
+    return std::atomic_ref<Word>(
+        told_[static_cast<std::size_t>(rank) * layout::kNumStatusWords + static_cast<int>(which)]);
+  }
+  // Has `next` follow the view whose decision word is `expected`.
+  [[nodiscard]] bool decide(const View& next, int previous_proposer, Word expected);
   void write(const View& view, int previous_proposer);
   // The view of `generation` as `proposer` wrote it, and who proposed the one before; nothing if it
   // has been overwritten.
@@ -142,6 +167,11 @@ class Membership {
   ProcessIdentity process_;
   bool introduced_ = false;
   Seam seam_;
+  std::vector<bool> is_elsewhere_;  // by rank
+  bool is_one_host_ = true;
+  mutable std::vector<Word> told_;  // status words of ranks elsewhere
+  std::mutex proposing_;            // over this rank's proposals on the board
+  std::atomic<std::uint32_t> adopted_ = kFirstGeneration;  // generation of view_, for newest
 };
 
 }  // namespace tandem::runtime

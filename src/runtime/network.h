@@ -74,15 +74,38 @@ class RemotePeers {
   [[nodiscard]] virtual bool failed() const = 0;
   [[nodiscard]] virtual Failure failure() const = 0;
 
-  // A new start after a failure, in which all ranks meet. Tells the peers on other hosts, once,
-  // that this rank has come and would go on with epoch `next`, and what has failed, which they may
-  // not have heard from whoever noticed; and whether `peer` has come too: the epoch that it would
-  // go on with, once all that it sent before has taken effect.
+  // A new start after a failure, in which all ranks meet. Tells the other ranks, also those of this
+  // host, once, that this one has come and would go on with epoch `next`, and what has failed,
+  // which they may not have heard from whoever noticed; and whether `peer` has come too: the epoch
+  // that it would go on with, once all that it sent before has taken effect.
   virtual void come_to_recover(layout::Epoch next, const std::optional<Failure>& cause) = 0;
   [[nodiscard]] virtual std::optional<layout::Epoch> has_come_to_recover(int peer) const = 0;
-  // The new start is made: failures of before have passed. Until then failed() is also true once a
-  // peer has come to recover from one that this rank has not met with.
-  virtual void recovered() = 0;
+  // So many new starts have been made: failures of before have passed. Until then failed() is also
+  // true once a peer has come to recover from one that this rank has not met with.
+  virtual void recovered(std::uint32_t num_starts) = 0;
+  // Failures that have been told up to now concern this rank no more. By any thread.
+  virtual void forgive() = 0;
+
+  // Notes are what ranks, also those of one host, tell each other beside operations. One in order
+  // takes effect once all that was sent before has; others, which any thread may send, at once.
+  struct Note {
+    int to = 0;
+    std::vector<std::byte> text;
+  };
+  virtual void send_note(Note note) = 0;
+  virtual void send_note_in_order(Note note) = 0;
+  // `take` gets each note, from whichever thread takes in what comes; what it returns is sent, out
+  // of order. Null: nobody listens, and nobody is being called any more.
+  using TakeNote = std::function<std::vector<Note>(int source, std::span<const std::byte> text)>;
+  virtual void listen(TakeNote take) = 0;
+
+  // Who is believed, by any thread: of others, failures and comings to recover are dropped.
+  virtual void heed(int peer, bool is_heeded) = 0;
+  // What a peer sends of operations is dropped from now on, and is taken again from epoch `from`
+  // on, or any. Rows that have begun to come go on coming while is_receiving.
+  virtual void shut(int peer) = 0;
+  virtual void admit(int peer, std::optional<layout::Epoch> from) = 0;
+  [[nodiscard]] virtual bool is_receiving(int peer) const = 0;
 
   // Takes in what has come, if no other thread is about to. For a caller that waits, and calls it
   // again and again: as long as it does, it is left to it.

@@ -21,12 +21,17 @@ bool Roster::mask(int rank, const Context& next) {
   }
   bool decided = false;
   for (update(next); is_active_[rank]; update(next)) {
+    const Failure cause{.info = {.code = ErrorCode::kMasked, .peer = rank},
+                        .message = "rank " + std::to_string(rank_) + " has called mask(" +
+                                   std::to_string(rank) + ")"};
+    if (envoy_ != nullptr) {
+      decide_or_fail({.kind = Change::Kind::kMask, .ranks = {rank}, .cause = cause}, next);
+      continue;
+    }
     View view = membership_->view();
     view.active[rank] = false;
     view.from[rank] = next.epoch + leads_.mask;
-    view.cause = Failure{.info = {.code = ErrorCode::kMasked, .peer = rank},
-                         .message = "rank " + std::to_string(rank_) + " has called mask(" +
-                                    std::to_string(rank) + ")"};
+    view.cause = cause;
     decided = propose(std::move(view));
   }
   return decided;
@@ -40,15 +45,20 @@ bool Roster::unmask(int rank, const Context& next) {
           ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
           "rank " + std::to_string(rank) + " does not wait to be let in: it calls recover() first");
     }
-    View view = membership_->view();
-    view.active[rank] = true;
-    view.lost[rank] = false;
     // Peers may have begun the operation after the next, but not the one behind that, which this
     // rank would have to be done with the next one for. By then all see this view. And beyond what
     // the rank itself has sent.
     const Epoch theirs = layout::value_of(membership_->ask(rank, Status::kKnocks)) + 1;
     const Epoch ours = next.epoch + leads_.unmask;
-    view.from[rank] = layout::has_reached(theirs, ours) ? theirs : ours;
+    const Epoch from = layout::has_reached(theirs, ours) ? theirs : ours;
+    if (envoy_ != nullptr) {
+      decide_or_fail({.kind = Change::Kind::kUnmask, .ranks = {rank}, .from = from}, next);
+      continue;
+    }
+    View view = membership_->view();
+    view.active[rank] = true;
+    view.lost[rank] = false;
+    view.from[rank] = from;
     view.cause.reset();
     decided = propose(std::move(view));
   }
@@ -56,7 +66,7 @@ bool Roster::unmask(int rank, const Context& next) {
 }
 
 bool Roster::waits(int rank) const {
-  return membership_->ask(rank, Status::kKnocks) != 0 && !membership_->is_gone(rank);
+  return membership_->ask(rank, Status::kKnocks) != 0 && !gone(rank);
 }
 
 std::vector<int> Roster::waiting() const {
@@ -96,53 +106,19 @@ Epoch Roster::take_over() {
   return near;
 }
 
-// These have boards of their own, on which this rank says nothing. All have seen all epochs when
-// they go on to their own board, so that all boards come to the same one.
-Epoch Roster::meet_other_hosts(Epoch next) {
-  remote_->come_to_recover(next, membership_->newest().cause);
-  const auto missing = [&](int rank) {
-    return is_elsewhere(rank) && !remote_->has_come_to_recover(rank);
-  };
-  for (;;) {
-    const auto waited = waiter_.wait(
-        [&] {
-          remote_->progress();
-          return std::none_of(active_.begin(), active_.end(), missing);
-        },
-        [&] {
-          return std::any_of(active_.begin(), active_.end(),
-                             [&](int rank) { return missing(rank) && gone(rank); });
-        },
-        [&] { remote_->rest(); });
-    if (!waited) break;
-    for (const int rank : active_) {
-      if (missing(rank) && (gone(rank) || *waited >= waiter_.limit())) {
-        fail_to_recover(rank, *waited);
-      }
-    }
-  }
-  Epoch newest = next;
-  for (const int rank : active_) {
-    if (!is_elsewhere(rank)) continue;
-    const Epoch theirs = *remote_->has_come_to_recover(rank);
-    if (layout::has_reached(theirs, newest)) newest = theirs;
-  }
-  return newest;
-}
-
-void Roster::fail_to_recover(int missing, std::chrono::nanoseconds waited) const {
-  const std::optional<std::string> why = gone(missing);
-  throw Error(ErrorInfo{.code = why ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
+void Roster::throw_not_let_in(std::chrono::nanoseconds waited) {
+  membership_->tell(Status::kKnocks, 0);
+  throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
                         .phase = Phase::kMembership,
-                        .peer = missing,
                         .waited = waited,
                         .limit = waiter_.limit()},
-              "rank " + std::to_string(missing) + " " + why.value_or("has not called recover()") +
-                  "; ranks on several hosts cannot go on without one yet");
+              "rank " + std::to_string(rank_) +
+                  " is masked, and no active rank has called unmask(" + std::to_string(rank_) +
+                  ") to let it in");
 }
 
 Roster::Start Roster::recover(Epoch next) {
-  if (remote_ != nullptr) next = meet_other_hosts(next);
+  if (envoy_ != nullptr) return recover_across_hosts(next);
   const Context context{.operation = Operation::kNone, .epoch = next};
   bool knocked = false;
   for (;;) {
@@ -156,19 +132,11 @@ Roster::Start Roster::recover(Epoch next) {
       seam().pass(Point::kKnocked);
       const auto waited = waiter_.wait([&] { return membership_->changed(); });
       if (!waited) continue;
-      membership_->tell(Status::kKnocks, 0);
-      throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
-                            .phase = Phase::kMembership,
-                            .waited = *waited,
-                            .limit = waiter_.limit()},
-                  "rank " + std::to_string(rank_) +
-                      " is masked, and no active rank has called unmask(" + std::to_string(rank_) +
-                      ") to let it in");
+      throw_not_let_in(*waited);
     }
     // Let in, or recovered together with the others.
     if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
       membership_->tell(Status::kKnocks, 0);
-      if (remote_ != nullptr) remote_->recovered();
       seam().pass(Point::kBack);
       return {.view = view, .let_in = knocked};
     }
@@ -187,8 +155,7 @@ Roster::Start Roster::recover(Epoch next) {
     seam().pass(Point::kMet);
     events_.ring();
     const auto has_come = [&](int rank) {
-      return is_elsewhere(rank) ||
-             layout::epoch_of(membership_->ask(rank, Status::kRecovering)) == round;
+      return layout::epoch_of(membership_->ask(rank, Status::kRecovering)) == round;
     };
     const auto all_have_come = [&] {
       return std::all_of(active_.begin(), active_.end(), has_come);
@@ -207,7 +174,6 @@ Roster::Start Roster::recover(Epoch next) {
       // Whoever is gone, or has not come in time, is left behind.
       for (const int rank : active_) {
         if (has_come(rank) || (*waited < waiter_.limit() && !membership_->is_gone(rank))) continue;
-        if (remote_ != nullptr) fail_to_recover(rank, *waited);
         after.active[rank] = false;
         after.from[rank] = next - kLongAgo;
       }
@@ -219,7 +185,6 @@ Roster::Start Roster::recover(Epoch next) {
     }
     Epoch from = next;
     for (const int rank : active_) {
-      if (is_elsewhere(rank)) continue;
       const auto theirs =
           static_cast<Epoch>(layout::value_of(membership_->ask(rank, Status::kRecovering)));
       if (layout::has_reached(theirs, from)) from = theirs;

@@ -24,6 +24,9 @@ Roster::Roster(const BufferPlan& plan, Waiter waiter, RemotePeers* remote,
   active_.reserve(plan.num_ranks);
   list_active();
   for (const int rank : active_) incarnations_[rank] = 1;  // mapped when the buffer was made
+  if (remote_ != nullptr) {
+    envoy_ = std::make_unique<Envoy>(*remote_, *membership_, events_.counts_of);
+  }
   seam().set(plan.faults);
 }
 
@@ -44,8 +47,12 @@ std::optional<std::string> Roster::gone(int rank) const {
 }
 
 bool Roster::look(const Context& context) {
-  if (remote_ != nullptr && remote_->failed() && membership_->view().round == 0) {
-    propose_failure(remote_->failure());
+  const View& known = membership_->view();
+  if (remote_ != nullptr && remote_->failed() && known.round == 0 && known.active[rank_]) {
+    // Whoever told it may not reach all.
+    const Failure failure = remote_->failure();
+    propose_failure(failure);
+    remote_->send_failure(failure);
   }
   const bool changed = membership_->changed();
   while (membership_->changed()) adopt(membership_->newest(), context);
@@ -85,13 +92,16 @@ bool Roster::update(const Context& context) {
 void Roster::adopt(View view, const Context& context) {
   const View& known = membership_->view();
   std::vector<int> lost;
+  std::vector<int> coming;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const bool stays =
         known.active[rank] && view.active[rank] && view.from[rank] == known.from[rank];
     if (stays) continue;
     if (is_active_[rank]) lost.push_back(rank);
+    if (view.active[rank]) coming.push_back(rank);
     is_active_[rank] = view.active[rank];
     is_new_[rank] = view.active[rank];
+    if (is_elsewhere(rank)) shut_or_admit(rank, view);
   }
   membership_->adopt(std::move(view));
   list_active();
@@ -99,6 +109,9 @@ void Roster::adopt(View view, const Context& context) {
   for (const int rank : lost) await_silence(rank, context);
   events_.forget(lost);
   meet_new();
+  events_.welcome(coming);
+  if (envoy_ == nullptr) return;
+  tell_of_adoption(lost, context);
 }
 
 // Maps the blocks of processes that have taken a rank's place. One that has gone again is masked.
@@ -106,8 +119,7 @@ void Roster::meet_new() {
   std::vector<int> gone;
   for (const int rank : active_) {
     const Word incarnation = membership_->ask(rank, Status::kIncarnation);
-    // 0: a rank of another host, which says nothing on this board.
-    if (rank == rank_ || incarnation == 0 || incarnation == incarnations_[rank]) continue;
+    if (rank == rank_ || is_elsewhere(rank) || incarnation == incarnations_[rank]) continue;
     if (events_.meet(rank)) {
       incarnations_[rank] = incarnation;
     } else {
@@ -123,7 +135,9 @@ void Roster::meet_new() {
 // operation's rows were to go. Until it has ended, or has noticed, that memory cannot serve
 // another.
 void Roster::await_silence(int rank, const Context& context) {
-  await_end_of_writes(rank, context, [&] { return !membership_->may_be_writing(rank); });
+  await_end_of_writes(rank, context, [&] {
+    return is_elsewhere(rank) ? !remote_->is_receiving(rank) : !membership_->may_be_writing(rank);
+  });
 }
 
 void Roster::await_rest(int rank, const Context& context) {
@@ -134,8 +148,10 @@ void Roster::await_rest(int rank, const Context& context) {
 
 void Roster::await_end_of_writes(int rank, const Context& context,
                                  const std::function<bool()>& ended) {
-  if (ended()) return;
-  const auto waited = waiter_.wait(ended);
+  const auto waited = waiter_.wait([&] {
+    if (remote_ != nullptr) remote_->progress();
+    return ended();
+  });
   if (!waited) return;
   throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
                         .operation = context.operation,
@@ -157,6 +173,11 @@ bool Roster::propose(View next) {
 }
 
 void Roster::mask(std::span<const int> ranks, const Failure& cause) {
+  if (envoy_ != nullptr) {
+    decide({.kind = Change::Kind::kMask, .ranks = {ranks.begin(), ranks.end()}, .cause = cause},
+           cause);
+    return;
+  }
   View next = membership_->view();
   for (const int rank : ranks) {
     next.active[rank] = false;
@@ -184,10 +205,23 @@ void Roster::fail(const Error& error) {
 }
 
 void Roster::propose_failure(const Failure& cause) {
-  View next = membership_->view();
-  next.round = next.generation + 1;
-  next.cause = cause;
-  static_cast<void>(propose(std::move(next)));
+  const auto add_failure = [&](View& view) {
+    view.round = view.generation + 1;
+    view.cause = cause;
+  };
+  if (envoy_ == nullptr) {
+    View next = membership_->view();
+    add_failure(next);
+    static_cast<void>(propose(std::move(next)));
+    return;
+  }
+  // Decisions of all hosts come to this board at any time, and do not make it undone.
+  membership_->amend([&](View& next) {
+    if (next.round != 0 || !next.active[rank_]) return false;
+    add_failure(next);
+    return true;
+  });
+  events_.ring();
 }
 
 // The flag comes before the look at the decision, and who has a view decided looks at the flags

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/backend.h"
+#include "runtime/envoy.h"
 #include "runtime/membership.h"
 #include "runtime/network.h"
 #include "runtime/waiter.h"
@@ -31,6 +32,11 @@ struct RosterEvents {
   std::function<void()> ring;                        // something may have been decided: all look
   std::function<void(std::span<const int>)> forget;  // these take part no more
   std::function<bool(int)> meet;  // maps the block of a process that is this rank now; false: gone
+  // These take part from later operations on: whatever was before the first of them is over for
+  // them, and they have not been told how far this rank is.
+  std::function<void(std::span<const int>)> welcome = [](std::span<const int>) {};
+  // Across hosts: see Envoy::CountsOf.
+  Envoy::CountsOf counts_of = [](int, int) { return std::vector<Word>(); };
 };
 
 // From when on a change holds that a caller asks for, counted from the caller's next operation.
@@ -87,7 +93,7 @@ class Roster {
   // Why `rank` will never act again, if so.
   [[nodiscard]] std::optional<std::string> gone(int rank) const;
   // Has these masked, since they were missed in the operation of `cause`. Whoever wins, the next
-  // look at the board tells.
+  // look at the board tells. Throws `cause` if that cannot be decided across hosts.
   void mask(std::span<const int> ranks, const Failure& cause);
   // GPU: nothing that this rank has launched writes to peers any more, nor will it until it says
   // so. The others ask before they rely on what a lost rank has left behind.
@@ -124,16 +130,16 @@ class Roster {
   [[nodiscard]] bool changed() const {
     return membership_->changed() || (remote_ != nullptr && remote_->failed());
   }
-  // Is it on another host, and so says nothing on this board?
-  [[nodiscard]] bool is_elsewhere(int rank) const {
-    return membership_->ask(rank, Status::kIncarnation) == 0;
-  }
+  [[nodiscard]] bool is_elsewhere(int rank) const { return membership_->is_elsewhere(rank); }
   void list_active();
   [[nodiscard]] bool propose(View next);
   // Until a rank writes no more into the memory of others: it has noticed, or ended. Throws
   // kTimeout.
   void await_silence(int rank, const Context& context);
   void await_end_of_writes(int rank, const Context& context, const std::function<bool()>& ended);
+  // Across hosts: asks those of `ranks` that are elsewhere for whom they wait, and waits for their
+  // answers, half the timeout at most. Whoever does not answer counts as waiting for nobody.
+  void ask_elsewhere(std::span<const int> ranks);
 
   int rank_;
   int num_ranks_;
@@ -141,19 +147,43 @@ class Roster {
   RemotePeers* remote_;
   std::unique_ptr<Membership> membership_;
   RosterEvents events_;
-  std::vector<bool> is_active_;  // by rank
-  std::vector<bool> is_new_;     // an operation before its first may still be at work
+  std::unique_ptr<Envoy> envoy_;  // null where all ranks share a board
+  std::vector<bool> is_active_;   // by rank
+  std::vector<bool> is_new_;      // an operation before its first may still be at work
   bool any_new_ = false;
   std::vector<int> active_;
 
  private:
   void propose_failure(const Failure& cause);
-  // Waits until all ranks on other hosts have come to recover too; returns the newest epoch that
-  // one of them or this rank, by `next`, would go on with.
-  [[nodiscard]] Epoch meet_other_hosts(Epoch next);
-  [[noreturn]] void fail_to_recover(int missing, std::chrono::nanoseconds waited) const;
   void adopt(View view, const Context& context);
   void meet_new();
+  [[noreturn]] void throw_not_let_in(std::chrono::nanoseconds waited);
+
+  // --- roster_across_hosts.cc ---
+  // Has all hosts decide, behind the view that this rank has adopted, what `change` says, unless
+  // something else has been by then. Throws `undecided` if it cannot be: the ranks that can be
+  // reached are no quorum.
+  void decide(const Change& change, const Failure& undecided);
+  // The same for what a caller has asked for, before it goes on with `next`; all hear of it before
+  // anything else that this rank sends. Where it cannot be decided the buffer has failed, since it
+  // may be later.
+  void decide_or_fail(const Change& change, const Context& next);
+  // Waits for another view, and not longer than that. Is there one?
+  bool await_change(std::chrono::nanoseconds limit);
+  [[nodiscard]] Start recover_across_hosts(Epoch next);
+  void wait_to_be_let_in(Epoch next);
+  [[nodiscard]] bool has_come(int rank) const {
+    return rank == rank_ || remote_->has_come_to_recover(rank);
+  }
+  // Waits until all who are active have come to recover, or another view has been decided. Returns
+  // who has not come and will not, or not in time; and how long that was waited for.
+  struct Absent {
+    std::vector<int> ranks;
+    std::chrono::nanoseconds waited{0};
+  };
+  [[nodiscard]] Absent await_others();
+  void shut_or_admit(int rank, const View& view);
+  void tell_of_adoption(std::span<const int> lost, const Context& context);
 
   Leads leads_;
   std::vector<Word> incarnations_;  // of the processes whose blocks are mapped

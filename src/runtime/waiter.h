@@ -6,6 +6,7 @@
 // why no wake-up is lost.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -57,6 +58,12 @@ class Waiter {
   Waiter(layout::Doorbell& doorbell, std::chrono::nanoseconds limit, int num_runnable);
 
   [[nodiscard]] std::chrono::nanoseconds limit() const { return limit_; }
+  // The same, but no longer than `limit`.
+  [[nodiscard]] Waiter within(std::chrono::nanoseconds limit) const {
+    Waiter shorter = *this;
+    shorter.limit_ = std::min(limit_, limit);
+    return shorter;
+  }
 
   // Waits until `done()` is true. Returns nothing, or how long it waited in vain: until the limit,
   // or until `hopeless()`, which is asked after each sleep; `resting()` is called before each.

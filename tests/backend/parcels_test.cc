@@ -79,7 +79,15 @@ class Peer final : public runtime::RemotePeers {
   runtime::Failure failure() const override { return {}; }
   void come_to_recover(layout::Epoch, const std::optional<runtime::Failure>&) override {}
   std::optional<layout::Epoch> has_come_to_recover(int) const override { return {}; }
-  void recovered() override {}
+  void recovered(std::uint32_t) override {}
+  void forgive() override {}
+  void send_note(Note) override {}
+  void send_note_in_order(Note) override {}
+  void listen(TakeNote) override {}
+  void heed(int, bool) override {}
+  void shut(int) override {}
+  void admit(int, std::optional<layout::Epoch>) override {}
+  bool is_receiving(int) const override { return false; }
   void progress() override {}
   void rest() override {}
   void leave() override {}

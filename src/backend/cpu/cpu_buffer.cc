@@ -182,6 +182,7 @@ Outcome CpuBuffer::await_arrived(const Context& context, std::uint32_t plan) {
 }
 
 void CpuBuffer::publish_completed(Epoch epoch) {
+  completed_ = epoch;
   const std::int64_t offset = plan_.block.completed(plan_.rank);
   const Word completed = layout::make_word(epoch, 0);
   for (const int peer : peers_.active()) {
@@ -221,15 +222,38 @@ void CpuBuffer::forget(std::span<const int> lost) {
   for (Half& half : halves_) forget_absent(Context{Operation::kNone, half.dispatch_epoch}, half);
 }
 
-void CpuBuffer::mask(int rank) {
-  refuse_masking_across_hosts();
-  peers_.mask(rank, next());
+// Pairs with the release of the count's header, or of "finished", which both the caller has seen.
+std::vector<Word> CpuBuffer::counts_of(int source, int parity) const {
+  std::vector<Word> counts(static_cast<std::size_t>(plan_.experts.num_experts()));
+  for (std::size_t expert = 0; expert < counts.size(); ++expert) {
+    counts[expert] = word(plan_.rank, plan_.block.count(parity, source, static_cast<int>(expert)))
+                         .load(std::memory_order_relaxed);
+  }
+  return counts;
 }
 
-void CpuBuffer::unmask(int rank) {
-  refuse_masking_across_hosts();
-  peers_.unmask(rank, next());
+void CpuBuffer::welcome(std::span<const int> coming) {
+  for (const int rank : coming) {
+    if (rank == plan_.rank || !completed_) continue;
+    const std::int64_t own = plan_.block.completed(plan_.rank);
+    const Word completed = layout::make_word(*completed_, 0);
+    if (!is_remote(rank)) {
+      if (block(rank) == nullptr) continue;                         // it has gone again
+      word(rank, own).store(completed, std::memory_order_release);  // as in publish_completed
+      continue;
+    }
+    // What it says of this itself may come before its messages are taken again.
+    word(plan_.rank, plan_.block.completed(rank))
+        .store(layout::make_word(peers_.view().from[rank] - 1, 0), std::memory_order_release);
+    const runtime::RemotePeers::WordRun run{own, {&completed, 1}};
+    remote_->send_words(rank, {&run, 1});
+  }
+  if (!coming.empty()) ring_all();
 }
+
+void CpuBuffer::mask(int rank) { peers_.mask(rank, next()); }
+
+void CpuBuffer::unmask(int rank) { peers_.unmask(rank, next()); }
 
 void CpuBuffer::recover() {
   next_epoch_ = peers_.recover(next_epoch_).view.from[plan_.rank];

@@ -134,6 +134,9 @@ class CpuBuffer final : public runtime::BackendBuffer {
   // combine is still to come when ranks are lost.
   void forget_absent(const Context& context, Half& half);
   void forget(std::span<const int> lost);
+  // Tells ranks that are to come how far this one is; they are done with all before.
+  void welcome(std::span<const int> coming);
+  [[nodiscard]] std::vector<Word> counts_of(int source, int parity) const;
   void require_same(const Context& context, Phase phase, int peer, const Arguments& arguments);
 
   // --- dispatch.cc ---
@@ -148,8 +151,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
                      std::span<const std::int64_t> begin);
   [[nodiscard]] Region region_of(const runtime::DispatchCall& call, const Context& context,
                                  int peer) const;
-  // own_starts_: where an expert's rows begin if this rank's own rows, `sent` by expert, lie one
-  // after the other. So they do in the landing memory.
+  // own_starts_: where an expert's rows begin if this rank's own rows, as published, lie one after
+  // the other. So they do in the landing memory, whoever is lost later.
   void start_own_rows(const Half& half);
   void copy_landed_rows(const runtime::DispatchCall& call, const Context& context);
   void clear_lost_rows(const runtime::DispatchCall& call, const Context& context, const Plan& plan);
@@ -191,7 +194,6 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void plan_landed(Half& half);
   // Sends expert outputs from the combine region to the sources on other hosts.
   void push_rows(const runtime::CombineCall& call, const Context& context);
-  void refuse_masking_across_hosts() const;
 
   runtime::BufferPlan plan_;
   runtime::SymmetricMemory memory_;
@@ -214,7 +216,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
   std::vector<std::int64_t> landing_begin_;  // [E]: slotted: landing row of a source's slot 0
   std::deque<Epoch> held_;                   // epochs sent and not yet received, oldest first
   Epoch next_epoch_;
-  Epoch last_epoch_ = 0;  // of the operation whose phase has run last
+  Epoch last_epoch_ = 0;            // of the operation whose phase has run last
+  std::optional<Epoch> completed_;  // as it was told last
 };
 
 // How a dispatch's or a combine's arguments travel beside the header.

@@ -26,6 +26,7 @@ CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
   // Every word starts as one of the epoch before the first: stale for any wait to come, and
   // completed as far as entering goes. Peers see it through the barrier.
   set_words(next_epoch_ - 1);
+  completed_ = next_epoch_ - 1;
   bootstrap->barrier();
 }
 
@@ -52,7 +53,9 @@ CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared,
              remote_.get(), std::move(shared.membership),
              {.ring = [this] { ring_all(); },
               .forget = [this](std::span<const int> lost) { forget(lost); },
-              .meet = [this](int rank) { return meet(rank); }}),
+              .meet = [this](int rank) { return meet(rank); },
+              .welcome = [this](std::span<const int> coming) { welcome(coming); },
+              .counts_of = [this](int source, int parity) { return counts_of(source, parity); }}),
       next_epoch_(plan.options.first_epoch) {
   memory_.make_room(plan.num_ranks);
   const layout::Capacity& capacity = plan.block.capacity();

@@ -96,12 +96,12 @@ void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Contex
     if (peers_.agree_on_plan(context, plan) == Outcome::kViewChanged) continue;
     seam().pass(Point::kPlanAgreed);
     plan_received(call, context, plan);
-    if (packed && written != plan.generation) {
+    if (packed && written != plan.number) {
       if (write_rows(call, context, halves_[call.half].begin) == Outcome::kViewChanged) continue;
-      written = plan.generation;
+      written = plan.number;
       publish_arrived(context, written);
     }
-    if (await_arrived(context, packed ? plan.generation : kAnyPlan) == Outcome::kReady) break;
+    if (await_arrived(context, packed ? plan.number : kAnyPlan) == Outcome::kReady) break;
   }
   seam().pass(Point::kRowsCame);
   if (!packed) copy_landed_rows(call, context);
@@ -109,6 +109,7 @@ void CpuBuffer::receive_dispatch(const runtime::DispatchCall& call, const Contex
   clear_lost_rows(call, context, plan);
   peers_.finish(context, plan);
   publish_completed(context.epoch);
+  peers_.require_still_active(context);
 }
 
 // The matrix of counts: zeros for a source that does not count in this plan. That of one that has
@@ -137,10 +138,17 @@ void CpuBuffer::read_counts(const runtime::DispatchCall& call, const Context& co
         context.epoch;
     const bool copied = !came && plan.witness >= 0;
     if (copied) seam().pass(Point::kTakingOver, plan.witness);
+    const std::optional<std::vector<Word>> told =
+        copied ? peers_.told_counts(plan.witness, source, context.epoch) : std::nullopt;
+    const bool is_at_hand = !copied || block(plan.witness) != nullptr;
     for (int expert = 0; expert < num_experts; ++expert) {
       const std::int64_t offset = plan_.block.count(parity, source, expert);
-      const Word count =
-          word(copied ? plan.witness : plan_.rank, offset).load(std::memory_order_relaxed);
+      Word count = layout::make_word(context.epoch - 1, 0);  // none, unless it can be had
+      if (is_at_hand) {
+        count = word(copied ? plan.witness : plan_.rank, offset).load(std::memory_order_relaxed);
+      } else if (told && told->size() == static_cast<std::size_t>(num_experts)) {
+        count = (*told)[expert];
+      }
       // For those who will copy from this rank in turn. They look after it has said that it has
       // finished (release).
       if (copied) word(plan_.rank, offset).store(count, std::memory_order_relaxed);
@@ -251,7 +259,8 @@ CpuBuffer::Region CpuBuffer::region_of(const runtime::DispatchCall& call, const 
 }
 
 void CpuBuffer::start_own_rows(const Half& half) {
-  std::exclusive_scan(half.sent.begin(), half.sent.end(), own_starts_.begin(), std::int64_t{0});
+  std::exclusive_scan(half.published.begin(), half.published.end(), own_starts_.begin(),
+                      std::int64_t{0});
 }
 
 // Writes the source tokens of all rows, expert by expert: in the order of memory, that is, so that
@@ -342,7 +351,7 @@ void CpuBuffer::clear_lost_rows(const runtime::DispatchCall& call, const Context
   const auto num_local = static_cast<std::int64_t>(half.counts.size());
   for (int source = 0; source < plan_.num_ranks; ++source) {
     if (!plan.sources[source] || peers_.takes_part(source, context.epoch) ||
-        has_arrived(context, source, packed ? plan.generation : kAnyPlan)) {
+        has_arrived(context, source, packed ? plan.number : kAnyPlan)) {
       continue;
     }
     for (std::int64_t local = 0; local < num_local; ++local) {

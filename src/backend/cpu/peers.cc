@@ -14,10 +14,10 @@ namespace {
 
 using layout::Status;
 
-// Of how a rank stands that is waited for. Ranks of other hosts do not say.
+// Of how a rank stands that is waited for.
 std::string standing(const runtime::Membership& membership, int rank) {
-  if (membership.ask(rank, Status::kIncarnation) == 0) return "it is on another host";
   const Word at = membership.ask(rank, Status::kAt);
+  if (at == 0 && membership.is_elsewhere(rank)) return "it does not answer";
   const Epoch epoch = layout::epoch_of(at);
   const std::uint32_t waits_for = layout::value_of(at);
   return "it has come to operation " + std::to_string(epoch) +
@@ -39,7 +39,7 @@ Peers::Peers(const runtime::BufferPlan& plan, layout::Doorbell& doorbell,
       on_timeout_(plan.options.on_timeout),
       everyone_(plan.num_ranks),
       newest_(plan.options.first_epoch - 1),
-      settled_(membership_->view().generation),
+      settled_(membership_->view().number),
       settled_from_(plan.options.first_epoch) {
   std::iota(everyone_.begin(), everyone_.end(), 0);
   participants_.reserve(plan.num_ranks);
@@ -62,8 +62,11 @@ void Peers::begin(const Context& context) {
   // Two operations before this one may be at work yet. Epochs are compared while they are near each
   // other: a rank must not be new for ever.
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    is_new_[rank] =
-        is_new_[rank] && !layout::has_reached(context.epoch - 2, membership_->view().from[rank]);
+    if (!is_new_[rank] || !layout::has_reached(context.epoch - 2, membership_->view().from[rank])) {
+      continue;
+    }
+    is_new_[rank] = false;
+    if (is_elsewhere(rank)) remote_->admit(rank, {});
   }
   list_active();
 }
@@ -124,46 +127,54 @@ Outcome Peers::begin_writing(const Context& context) {
   return Outcome::kViewChanged;
 }
 
+void Peers::finish(const Context& context, const Plan& plan) {
+  seam().pass(Point::kFinished);
+  membership_->tell(layout::finished(context.epoch), layout::make_word(context.epoch, plan.number));
+  if (envoy_ != nullptr) {
+    // See Envoy::answer.
+    runtime::fence(std::memory_order_seq_cst);
+    if (membership_->changed()) envoy_->tell_standing();
+  }
+  seam().pass(Point::kFinishedTold);
+}
+
+void Peers::require_still_active(const Context& context) {
+  if (envoy_ == nullptr || !membership_->changed() || membership_->newest().active[rank_]) return;
+  update(context);
+}
+
 Outcome Peers::agree_on_plan(const Context& context, Plan& plan) {
-  const std::uint32_t generation = membership_->view().generation;
-  plan.generation = generation;
+  const std::uint32_t number = membership_->view().number;
+  plan.number = number;
   plan.sources.assign(static_cast<std::size_t>(num_ranks_), false);
   plan.witness = -1;
   const std::span<const int> peers = participants(context);
   for (const int peer : peers) plan.sources[peer] = true;
-  if (settled_ == generation && layout::has_reached(context.epoch, settled_from_)) {
+  if (settled_ == number && layout::has_reached(context.epoch, settled_from_)) {
     return Outcome::kReady;
   }
 
-  const auto finished = [&](int peer) {
-    return membership_->ask(peer, layout::finished(context.epoch));
-  };
-  // Hosts change their views together, in a new start, where all ranks meet.
-  const auto acked = [&](int peer) {
-    return is_elsewhere(peer) ||
-           layout::has_reached(static_cast<Epoch>(membership_->ask(peer, Status::kAcked)),
-                               generation);
+  const auto has_finished = [&](int peer) {
+    return layout::epoch_of(finished(peer, context.epoch)) == context.epoch;
   };
   const Outcome outcome = await_or_change(
       context, Phase::kMembership, context.epoch, everyone_,
-      [&](int peer) { return acked(peer) || layout::epoch_of(finished(peer)) == context.epoch; },
+      [&](int peer) { return has_told(peer, Status::kAcked, number) || has_finished(peer); },
       [&](int peer) { return layout::epoch_of(membership_->ask(peer, Status::kAt)); });
   if (outcome == Outcome::kViewChanged) return outcome;
-  settled_ = generation;
+  settled_ = number;
   // A peer may have finished what this rank has sent, and adopted the view only then.
   settled_from_ = newest_ + 1;
   for (const int peer : peers) {
-    if (is_elsewhere(peer)) continue;
     // A rank notes that it has adopted a view after it noted what it had finished before: so it is
     // asked in the opposite order.
-    if (!acked(peer)) settled_ = 0;
-    const Word word = finished(peer);
-    if (layout::epoch_of(word) != context.epoch || layout::value_of(word) == generation) continue;
-    plan.generation = layout::value_of(word);
+    if (!has_told(peer, Status::kAcked, number)) settled_ = 0;
+    if (!has_finished(peer) || layout::value_of(finished(peer, context.epoch)) == number) continue;
+    plan.number = layout::value_of(finished(peer, context.epoch));
     plan.witness = peer;
   }
   if (plan.witness < 0) return Outcome::kReady;
-  const std::optional<runtime::View> view = membership_->find(plan.generation);
+  const std::optional<runtime::View> view = membership_->find(plan.number);
   if (!view) {
     throw Error(ErrorInfo{.code = ErrorCode::kFailedBuffer,
                           .operation = context.operation,

@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,7 +34,7 @@ enum class Outcome { kReady, kViewChanged };
 // Who counts as a source in a dispatch, and so where every row goes: the same on all ranks that
 // finish it.
 struct Plan {
-  std::uint32_t generation = 0;
+  std::uint32_t number = 0;  // of a view
   std::vector<bool> sources;
   int witness = -1;  // a rank that has finished by an earlier view's plan, and has all its counts
 };
@@ -76,11 +78,14 @@ class Peers : public runtime::Roster {
   // Agrees with all who take part on the plan of a dispatch. kViewChanged: ask again.
   [[nodiscard]] Outcome agree_on_plan(const Context& context, Plan& plan);
   // This rank is done with a dispatch.
-  void finish(const Context& context, const Plan& plan) {
-    seam().pass(Point::kFinished);
-    membership_->tell(layout::finished(context.epoch),
-                      layout::make_word(context.epoch, plan.generation));
-    seam().pass(Point::kFinishedTold);
+  void finish(const Context& context, const Plan& plan);
+  // Across hosts: throws kMasked if this rank has been masked meanwhile, so that what it has read
+  // may have been written over. Adopts no view.
+  void require_still_active(const Context& context);
+  // Counts of a lost source as a witness on another host has them.
+  [[nodiscard]] std::optional<std::vector<Word>> told_counts(int witness, int source,
+                                                             Epoch epoch) const {
+    return is_elsewhere(witness) ? envoy_->told_counts(witness, source, epoch) : std::nullopt;
   }
 
   // Brackets writing of rows into peers' memory. kViewChanged: nothing may be written.
@@ -92,10 +97,26 @@ class Peers : public runtime::Roster {
   }
 
  private:
+  [[nodiscard]] Word finished(int peer, Epoch epoch) const {
+    return membership_->ask(peer, layout::finished(epoch));
+  }
+  // Has this peer come to view number `number`, by its word of that kind?
+  [[nodiscard]] bool has_told(int peer, runtime::Status which, std::uint32_t number) const {
+    return layout::has_reached(static_cast<std::uint32_t>(membership_->ask(peer, which)), number);
+  }
   struct Missing {
     std::vector<int> late;
     std::vector<int> gone;  // of these: ended or left
   };
+
+  template <typename Ready>
+  [[nodiscard]] std::vector<int> late_among(std::span<const int> peers, Ready& ready,
+                                            Epoch epoch) const {
+    std::vector<int> late;
+    std::copy_if(peers.begin(), peers.end(), std::back_inserter(late),
+                 [&](int peer) { return takes_part(peer, epoch) && !ready(peer); });
+    return late;
+  }
 
   // Somebody did not come: throws or masks. False: those who are missing wait for others
   // themselves, who are given as long again.
@@ -139,6 +160,9 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
         [&] {
           if (remote_ != nullptr) remote_->rest();
         });
+    if (waited && std::none_of(peers.begin() + next, peers.end(), lost)) {
+      ask_elsewhere(late_among(peers.subspan(next), ready, context.epoch));
+    }
     // Until it is decided what becomes of the wait, the note stays: whoever gives up at the same
     // moment must not take this rank for one that does something else.
     if (next < peers.size() && changed()) {
@@ -146,11 +170,8 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
       update(context);
       return Outcome::kViewChanged;
     }
-    Missing missing;
-    for (const int peer : peers.subspan(next)) {
-      if (lost(peer)) missing.gone.push_back(peer);
-      if (takes_part(peer, context.epoch) && !ready(peer)) missing.late.push_back(peer);
-    }
+    Missing missing{.late = late_among(peers.subspan(next), ready, context.epoch), .gone = {}};
+    std::copy_if(peers.begin() + next, peers.end(), std::back_inserter(missing.gone), lost);
     if (missing.late.empty()) {  // all have come, perhaps while the clock ran out
       tell_waiting_for(context, -1);
       break;

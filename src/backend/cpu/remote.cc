@@ -17,11 +17,9 @@ namespace tandem::cpu {
 
 std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Bootstrap& bootstrap) {
   if (bootstrap.network() == nullptr) return nullptr;
-  if (plan_.options.on_timeout != OnTimeout::kFail || !plan_.options.door.empty() ||
-      plan_.num_ranks != bootstrap.size()) {
+  if (!plan_.options.door.empty() || plan_.num_ranks != bootstrap.size()) {
     throw Error(ErrorCode::kUnsupported,
-                "on_timeout mask, door and max_ranks: ranks on several hosts cannot be masked, "
-                "replaced or added yet");
+                "door and max_ranks: ranks on several hosts cannot be replaced or added yet");
   }
   const layout::Capacity& capacity = plan_.block.capacity();
   auto& doorbell = *reinterpret_cast<layout::Doorbell*>(block(plan_.rank) + plan_.block.doorbell());
@@ -47,11 +45,6 @@ std::int64_t CpuBuffer::landed_parcel(int source) const {
           ? 0
           : std::int64_t{capacity.max_tokens} * capacity.max_topk * capacity.combine_pitch;
   return layout::round_up(outputs, layout::kControlAlignment) + source * parcel_.size_bytes();
-}
-
-void CpuBuffer::refuse_masking_across_hosts() const {
-  if (!remote_) return;
-  throw Error(ErrorCode::kUnsupported, "ranks on several hosts cannot be masked yet");
 }
 
 void CpuBuffer::publish_remote_header(const Context& context, Word header,
@@ -251,7 +244,7 @@ void CpuBuffer::push_rows(const runtime::CombineCall& call, const Context& conte
   const Half& half = halves_[call.dispatch.half];
   const std::int64_t pitch = layout::combine_pitch(call.hidden, call.dtype);
   const std::byte* const region = own_block() + plan_.block.combine_rows(call.dispatch.half);
-  for (int source = 0; source < plan_.num_ranks; ++source) {
+  for (const int source : peers_.active()) {
     if (!is_remote(source)) continue;
     for (std::size_t local = 0; local < half.counts.size(); ++local) {
       const std::size_t run = local * plan_.num_ranks + source;

@@ -139,6 +139,10 @@ std::vector<std::byte> Connections::seal(std::uint32_t channel,
 
 void Connections::send(int peer, Message message) {
   const std::lock_guard lock(mutex());
+  answer(peer, std::move(message));
+}
+
+void Connections::answer(int peer, Message message) {
   Peer& to = peers_[peer];
   if (!to.held.empty()) {
     const bool has_room = to.held_bytes + message.payload.size() <= kBatchBytes;

@@ -28,7 +28,8 @@ struct Envelope {
   std::uint32_t channel;
 };
 
-// Who takes in the messages of a channel. Called with the connections' mutex held; must not send.
+// Who takes in the messages of a channel. Called with the connections' mutex held; sends by
+// Connections::answer only.
 class Receiver {
  public:
   virtual ~Receiver() = default;
@@ -75,7 +76,9 @@ class Connections {
   };
   // Never waits. What is sent to a peer that is lost goes nowhere.
   void send(int peer, Message message);
-  // The same, but a short message, which is copied on its way in any case, waits for the next one
+  // The same for a receiver that is being called, and so holds the mutex.
+  void answer(int peer, Message message);
+  // As send, but a short message, which is copied on its way in any case, waits for the next one
   // to this peer, and leaves with it, or after a moment.
   void send_with_next(int peer, Message message);
 

@@ -78,6 +78,13 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
     // The sender says how long it is: memory for it is not taken on trust.
     if (length > kRoomBeside + 2 * memory_.control_bytes) return {};
     const auto payload = std::make_shared<std::vector<std::byte>>(payload_bytes);
+    if (kind == MessageKind::kNote) {
+      return Delivery{.where = payload->data(),
+                      .done = [self = shared_from_this(), source, payload] {
+                        self->take_note(source, *payload);
+                        self->memory_.wake();
+                      }};
+    }
     return Delivery{
         .where = payload->data(),
         .done = [self = shared_from_this(), source, kind, sequence = header.sequence, payload] {
@@ -93,6 +100,11 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
       !lies_in(header.sources_offset, static_cast<std::int64_t>(source_bytes),
                memory_.block_bytes) ||
       bytes.size() != sizeof header + source_bytes || (!to_block && source_bytes > 0)) {
+    return {};
+  }
+  // A message dropped is one that has come.
+  if (!peers_[source].gate.admits(header.epoch)) {
+    arrived(source, header.sequence, {});
     return {};
   }
   runtime::Carrier* const carrier = memory_.carrier.get();
@@ -119,9 +131,17 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
       carrier->carry_to_block(rows);
     };
   }
+  // Until the message is there, or never will be.
+  std::atomic<std::int64_t>& num_receiving = peers_[source].num_receiving;
+  num_receiving.fetch_add(1, std::memory_order_relaxed);
+  // Pairs with the acquire in is_receiving.
+  const std::shared_ptr<void> receiving(
+      nullptr, [self = shared_from_this(), &num_receiving](void*) {
+        if (num_receiving.fetch_sub(1, std::memory_order_release) == 1) self->memory_.wake();
+      });
   return Delivery{.where = where,
                   .done = [self = shared_from_this(), source, sequence = header.sequence,
-                           effect = std::move(effect)]() mutable {
+                           effect = std::move(effect), receiving]() mutable {
                     self->arrived(source, sequence, std::move(effect));
                   }};
 }
@@ -145,19 +165,28 @@ void Inbox::take_effect(int source, MessageKind kind, std::span<const std::byte>
       store(source, payload);
       return;
     case MessageKind::kFailure:
+      if (!peers_[source].is_heeded.load(std::memory_order_relaxed)) return;
       if (auto failure = runtime::decode_failure(payload)) {
         fail(peers_[source].last_start, std::move(*failure));
       }
       return;
     case MessageKind::kRecover:
+      if (!peers_[source].is_heeded.load(std::memory_order_relaxed)) return;
       come_to_recover(source, payload);
       return;
     case MessageKind::kLeft:
       lose(source);
       return;
+    case MessageKind::kNoteInOrder:
+      take_note(source, payload);
+      return;
     default:
       return;
   }
+}
+
+void Inbox::take_note(int source, std::span<const std::byte> text) {
+  if (listener_) listener_(source, text);
 }
 
 // Of several failures since a new start the first one counts.
@@ -199,7 +228,9 @@ void Inbox::store(int source, std::span<const std::byte> runs) {
       return;
     }
     const auto* const words = reinterpret_cast<const Word*>(runs.data());
-    if (memory_.carrier != nullptr) {
+    if (run.count > 0 && !peers_[source].gate.admits(layout::epoch_of(words[0]))) {
+      // of a rank that is masked, or from before it was
+    } else if (memory_.carrier != nullptr) {
       memory_.carrier->carry_words(source, run.offset,
                                    {words, static_cast<std::size_t>(run.count)});
     } else {
@@ -299,7 +330,8 @@ void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {
 }
 
 void RemoteLink::send_words_with_next(int peer, std::span<const WordRun> runs) {
-  connections_->send_with_next(peer, message(peer, MessageKind::kWords, encode(runs)));
+  connections_->send_with_next(
+      peer, message(channel_, sequence_[peer]++, MessageKind::kWords, encode(runs)));
 }
 
 void RemoteLink::come_to_recover(layout::Epoch next, const std::optional<runtime::Failure>& cause) {
@@ -324,9 +356,35 @@ runtime::Failure RemoteLink::failure() const {
   return *inbox_->failure();
 }
 
-Connections::Message RemoteLink::message(int peer, MessageKind kind, std::vector<std::byte> bytes) {
+void RemoteLink::send_note(Note note) {
+  connections_->send(note.to, message(channel_, 0, MessageKind::kNote, std::move(note.text)));
+}
+
+void RemoteLink::listen(TakeNote take) {
+  const std::lock_guard lock(connections_->mutex());
+  if (!take) return inbox_->listen({});
+  inbox_->listen([connections = connections_.get(), channel = channel_, take = std::move(take)](
+                     int source, std::span<const std::byte> text) {
+    for (Note& note : take(source, text)) {
+      connections->answer(note.to, message(channel, 0, MessageKind::kNote, std::move(note.text)));
+    }
+  });
+}
+
+void RemoteLink::shut(int peer) {
+  const std::lock_guard lock(connections_->mutex());
+  inbox_->shut(peer);
+}
+
+void RemoteLink::admit(int peer, std::optional<layout::Epoch> from) {
+  const std::lock_guard lock(connections_->mutex());
+  inbox_->admit(peer, from);
+}
+
+Connections::Message RemoteLink::message(std::uint32_t channel, std::uint64_t sequence,
+                                         MessageKind kind, std::vector<std::byte> bytes) {
   const auto payload = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-  const BufferHeader header{.sequence = sequence_[peer]++,
+  const BufferHeader header{.sequence = sequence,
                             .kind = static_cast<std::uint32_t>(kind),
                             .num_sources = 0,
                             .offset = 0,
@@ -334,7 +392,7 @@ Connections::Message RemoteLink::message(int peer, MessageKind kind, std::vector
                             .epoch = 0,
                             .zero = 0};
   const auto head = std::as_bytes(std::span(&header, 1));
-  return {.channel = channel_,
+  return {.channel = channel,
           .header = {head.begin(), head.end()},
           .payload = *payload,
           .keep = payload,

@@ -27,9 +27,11 @@ enum class MessageKind : std::uint32_t {
   kWords = 0,
   kToBlock = 1,  // for a carrier
   kToLanding = 2,
-  kFailure = 3,  // an encoded runtime::Failure
-  kLeft = 4,     // the sender has destroyed its buffer
-  kRecover = 5,  // a Word: the number of the new start it has come to, its next epoch
+  kFailure = 3,      // an encoded runtime::Failure
+  kLeft = 4,         // the sender has destroyed its buffer
+  kRecover = 5,      // a Word: the number of the new start it has come to, its next epoch
+  kNote = 6,         // for whoever listens, at once: the sequence means nothing
+  kNoteInOrder = 7,  // the same, in order
 };
 
 // Runs of words in the payload of a message: this, then the words.
@@ -65,6 +67,7 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
   }
   // The first failure since the last new start. Under the connections' mutex.
   [[nodiscard]] const std::optional<runtime::Failure>& failure() const { return failure_; }
+  void forgive() { failed_after_.store(0, std::memory_order_release); }
   // The epoch that `peer` would go on with, if it has come to that new start.
   [[nodiscard]] std::optional<layout::Epoch> has_come(int peer, std::uint32_t start) const;
 
@@ -74,9 +77,35 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     return peers_[peer].num_leaving[parity];
   }
 
+  // As RemotePeers' of these names; those in the second line under the connections' mutex.
+  void heed(int peer, bool is_heeded) {
+    peers_[peer].is_heeded.store(is_heeded, std::memory_order_relaxed);
+  }
+  void shut(int peer) { peers_[peer].gate = Gate{.is_shut = true}; }
+  void admit(int peer, std::optional<layout::Epoch> from) {
+    peers_[peer].gate = Gate{.from = from};
+  }
+  [[nodiscard]] bool is_receiving(int peer) const {
+    return peers_[peer].num_receiving.load(std::memory_order_acquire) > 0;
+  }
+  // Under the connections' mutex, which also whoever listens is called with.
+  using Listener = std::function<void(int source, std::span<const std::byte> text)>;
+  void listen(Listener listener) { listener_ = std::move(listener); }
+
  private:
+  // Which operations' rows and words are taken.
+  struct Gate {
+    bool is_shut = false;
+    std::optional<layout::Epoch> from = {};
+    [[nodiscard]] bool admits(layout::Epoch epoch) const {
+      return !is_shut && (!from || layout::has_reached(epoch, *from));
+    }
+  };
   struct Peer {
-    std::uint64_t next = 0;  // the first message that has not taken effect
+    Gate gate;
+    std::atomic<bool> is_heeded = true;
+    std::atomic<std::int64_t> num_receiving = 0;  // rows into this rank's memory
+    std::uint64_t next = 0;                       // the first message that has not taken effect
     std::map<std::uint64_t, std::function<void()>> waiting;  // of later ones that are here
     std::atomic<bool> lost = false;
     // The new starts it has come to last, by parity: it is never two ahead of this rank.
@@ -88,12 +117,14 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
   // The message `sequence` is here; what it and its successors do is done in their order.
   void arrived(int source, std::uint64_t sequence, std::function<void()> effect);
   void take_effect(int source, MessageKind kind, std::span<const std::byte> payload);
+  void take_note(int source, std::span<const std::byte> text);
   void fail(std::uint32_t start, runtime::Failure failure);
   void come_to_recover(int source, std::span<const std::byte> payload);
   void store(int source, std::span<const std::byte> runs);
   void lose(int peer);
 
   runtime::RemoteMemory memory_;
+  Listener listener_;
   std::shared_ptr<std::byte> staging_;
   std::shared_ptr<std::byte> landing_;
   std::vector<Peer> peers_;
@@ -124,16 +155,27 @@ class RemoteLink final : public runtime::RemotePeers {
   [[nodiscard]] std::optional<layout::Epoch> has_come_to_recover(int peer) const override {
     return inbox_->has_come(peer, num_starts_ + 1);
   }
-  void recovered() override { ++num_starts_; }
+  void recovered(std::uint32_t num_starts) override { num_starts_ = num_comings_ = num_starts; }
+  void forgive() override { inbox_->forgive(); }
+  void send_note(Note note) override;
+  void send_note_in_order(Note note) override {
+    send_bytes(note.to, MessageKind::kNoteInOrder, std::move(note.text));
+  }
+  void listen(TakeNote take) override;
+  void heed(int peer, bool is_heeded) override { inbox_->heed(peer, is_heeded); }
+  void shut(int peer) override;
+  void admit(int peer, std::optional<layout::Epoch> from) override;
+  [[nodiscard]] bool is_receiving(int peer) const override { return inbox_->is_receiving(peer); }
   void progress() override { connections_->progress(); }
   void rest() override { connections_->rest(); }
   void leave() override { connections_->leave(); }
 
  private:
-  [[nodiscard]] Connections::Message message(int peer, MessageKind kind,
-                                             std::vector<std::byte> payload);
+  [[nodiscard]] static Connections::Message message(std::uint32_t channel, std::uint64_t sequence,
+                                                    MessageKind kind,
+                                                    std::vector<std::byte> payload);
   void send_bytes(int peer, MessageKind kind, std::vector<std::byte> payload) {
-    connections_->send(peer, message(peer, kind, std::move(payload)));
+    connections_->send(peer, message(channel_, sequence_[peer]++, kind, std::move(payload)));
   }
   void send_rows(int peer, const Rows& rows, MessageKind kind,
                  std::span<const std::int32_t> sources, std::int64_t sources_offset);

@@ -178,15 +178,10 @@ TEST(NetSetUp, CommunicatorsAndBuffersLeaveNothingBehind) {
   for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
 }
 
-TEST(NetSetUp, MaskingAcrossHostsIsRefused) {
+TEST(NetSetUp, RanksThatMayJoinAreRefusedAcrossHosts) {
   run_on_hosts(2, [](const Communicator& communicator) {
     BufferOptions options{.num_experts = 4, .max_tokens = 8, .max_hidden = 64, .max_topk = 2};
-    {
-      Buffer buffer(communicator, options);
-      runtime::require_error(ErrorCode::kUnsupported, -1, {"several hosts"},
-                             [&] { buffer.mask(1 - communicator.rank()); });
-    }
-    options.on_timeout = OnTimeout::kMask;
+    options.max_ranks = 3;
     runtime::require_error(ErrorCode::kUnsupported, -1, {"several hosts"},
                            [&] { Buffer buffer(communicator, options); });
   });
