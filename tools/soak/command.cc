@@ -40,7 +40,7 @@ void take_note(const nlohmann::json& lives, Growth& most) {
 
 void run_one_session(SessionPlan plan, Ledger& ledger, Growth& most, Report& report) {
   plan.meeting_place = fmt::format("tandem soak {} {}", getpid(), plan.seed);
-  if (plan.options.faults) plan.buffer.door = plan.meeting_place;
+  if (plan.options.ends_ranks()) plan.buffer.door = plan.meeting_place;
   ledger.begin_session();
   const std::vector<RankOutcome> outcomes =
       run_ranks(plan.options.launch, plan.options.ranks, std::chrono::minutes(2),

@@ -67,7 +67,7 @@ void Menace::act() {
         1 + static_cast<int>(random() % static_cast<unsigned>(plan_.options.ranks - 1));
     if (ledger_.ranks[rank].dead || ledger_.ranks[rank].process == 0) continue;
     // Two are always left.
-    if (random() % 3 == 0 && num_alive() > 2) {
+    if (plan_.options.ends_ranks() && random() % 3 == 0 && num_alive() > 2) {
       end(rank);
     } else {
       hold(rank);

@@ -16,7 +16,7 @@ void add_options(CLI::App& app, SoakArguments& arguments) {
       ->capture_default_str()
       ->take_last();
   app.add_flag("--faults", arguments.faults,
-               "ranks end, are stopped or come late, and come back where they can");
+               "ranks end (on CPUs), are stopped or come late, and come back where they can");
   add_number(app, "--ranks", arguments.ranks, 1, 64, "number of ranks");
   app.add_option("--timeout", arguments.timeout_s,
                  "the longest any wait may take, in seconds\n(default: 30, with --faults 1)")
@@ -37,9 +37,6 @@ SoakOptions resolve(const SoakArguments& arguments) {
                       .timeout = timeout_of(arguments.timeout_s > 0 ? arguments.timeout_s
                                                                     : (arguments.faults ? 1 : 30)),
                       .seed = arguments.seed};
-  if (options.faults && options.backend != Backend::kCpu) {
-    throw UsageError("--faults is for CPU ranks: ranks on GPUs cannot be masked");
-  }
   if (options.faults && options.ranks < 3) {
     throw UsageError("--faults wants --ranks of at least 3: some are lost, and two are to be left");
   }

@@ -36,6 +36,9 @@ struct SoakOptions {
   int ranks = 4;
   std::chrono::nanoseconds timeout{};
   std::uint64_t seed = 0;
+
+  // Whether ranks end and others join in their place: those on GPUs are only late.
+  [[nodiscard]] bool ends_ranks() const { return faults && backend == Backend::kCpu; }
 };
 
 // Throws UsageError where the arguments contradict each other.
