@@ -104,11 +104,12 @@ TEST(Soak, FailsWhereARankIsLostUnplanned) {
 }
 
 TEST(Soak, RefusesWhatCannotBe) {
-                            "soak --minutes 0", "soak --minutes x", "soak --ranks 65"}) {
-  const CommandResult result = run_command(words);
-  EXPECT_EQ(result.exit_code, 2) << words;
-  EXPECT_FALSE(result.errors.empty()) << words;
-}
+  for (const char* words :
+       {"soak --faults --ranks 2", "soak --minutes 0", "soak --minutes x", "soak --ranks 65"}) {
+    const CommandResult result = run_command(words);
+    EXPECT_EQ(result.exit_code, 2) << words;
+    EXPECT_FALSE(result.errors.empty()) << words;
+  }
 }
 
 }  // namespace
