@@ -243,6 +243,38 @@ TEST(Masks, RankThatStopsReceivingIsMaskedWhenItIsInTheWay) {
   });
 }
 
+// An impatient rank misses two: one that is late, and one that waits for that one, but for longer.
+// Only the late one is masked, in the combine of the one and the dispatch of the other.
+TEST(Masks, RankThatWaitsForTheLateOneIsSpared) {
+  if (backend_under_test() != Backend::kCpu) return;
+  for (const Shape& shape : entangled_shapes()) {
+    Scenario scenario = make_scenario(shape);
+    // The impatient rank's tokens do without the late one, so that it ends the combine.
+    const std::vector<int>& late = scenario.received[kVictim].experts;
+    for (std::int64_t& expert : scenario.problem.ranks[2].topk_idx) {
+      if (std::find(late.begin(), late.end(), expert) != late.end()) expert = -1;
+    }
+    run_ranks(shape.num_ranks, [&](Rank& rank) {
+      Buffer buffer(rank.communicator(), masking(shape, rank.index() == 2 ? 150ms : 20s));
+      Exchange exchange(rank, scenario, buffer);
+      rank.barrier();
+      exchange.dispatch(buffer);
+      exchange.finish_dispatch();
+      rank.barrier();
+      if (rank.index() != kVictim) {
+        exchange.provide_outputs(buffer);
+        exchange.combine(buffer);
+        exchange.finish_combine();
+        exchange.dispatch(buffer);
+        exchange.finish_dispatch();
+        rank.expect(exchange.result().handle.active() == std::vector<bool>{true, false, true},
+                    "only the victim is masked");
+      }
+      rank.barrier();
+    });
+  }
+}
+
 // One rank waits for another, which lets the victim in before it comes itself.
 TEST(Masks, RankIsStillWaitedForWhenAnotherIsLetInMeanwhile) {
   for (const Shape& shape : entangled_shapes()) {

@@ -31,10 +31,12 @@ class InboxTest : public testing::Test {
   }
 
   // Words, as the next message of a peer. Was it taken?
-  bool receive(const std::vector<std::byte>& payload, MessageKind kind = MessageKind::kWords) {
+  bool receive(const std::vector<std::byte>& payload, MessageKind kind = MessageKind::kWords,
+               layout::Epoch epoch = 0) {
     BufferHeader header{};
     header.sequence = sequence_++;
     header.kind = static_cast<std::uint32_t>(kind);
+    header.epoch = epoch;
     const auto bytes = std::as_bytes(std::span(&header, 1));
     const auto delivery = inbox_->accept(1, bytes, payload.size());
     if (!delivery) return false;
@@ -124,6 +126,82 @@ TEST_F(InboxTest, AFailureIsOfTheTimeBetweenTwoNewStarts) {
   EXPECT_TRUE(receive(failure("second"), MessageKind::kFailure));
   EXPECT_TRUE(inbox_->failed_since(1));
   EXPECT_EQ(inbox_->failure()->message, "second");
+}
+
+// A word of an operation, at offset 8.
+std::vector<std::byte> word_of(layout::Epoch epoch) {
+  const RunHeader run{.offset = 8, .count = 1};
+  const layout::Word word = layout::make_word(epoch, 1);
+  std::vector<std::byte> payload(sizeof run + sizeof word);
+  std::memcpy(payload.data(), &run, sizeof run);
+  std::memcpy(payload.data() + sizeof run, &word, sizeof word);
+  return payload;
+}
+
+// What a masked peer sends of operations is dropped, and what it sends later comes in its turn.
+TEST_F(InboxTest, DropsRowsAndWordsOfAPeerThatIsShutOut) {
+  const std::vector<std::byte> rows(64, std::byte{9});
+  EXPECT_TRUE(receive(rows, MessageKind::kToLanding, 5));
+  EXPECT_EQ(inbox_->landing(0)[0], std::byte{9});
+  inbox_->landing(0)[0] = std::byte{0};
+  inbox_->shut(1);
+  EXPECT_FALSE(receive(rows, MessageKind::kToLanding, 5));
+  EXPECT_EQ(inbox_->landing(0)[0], std::byte{0});
+  EXPECT_TRUE(receive(word_of(5)));
+  EXPECT_FALSE(block_.first_change());
+
+  // Let in from operation 8 on: what comes of those before it was sent before it was masked.
+  inbox_->admit(1, 8);
+  EXPECT_FALSE(receive(rows, MessageKind::kToLanding, 7));
+  EXPECT_TRUE(receive(word_of(7)));
+  EXPECT_FALSE(block_.first_change());
+  EXPECT_TRUE(receive(rows, MessageKind::kToLanding, 8));
+  EXPECT_EQ(inbox_->landing(0)[0], std::byte{9});
+  EXPECT_TRUE(receive(word_of(8)));
+  EXPECT_EQ(block_.first_change(), 8);
+}
+
+TEST_F(InboxTest, RowsAreBeingReceivedUntilTheyAreThereOrNeverWillBe) {
+  BufferHeader header{};
+  header.kind = static_cast<std::uint32_t>(MessageKind::kToLanding);
+  auto delivery = inbox_->accept(1, std::as_bytes(std::span(&header, 1)), 64);
+  inbox_->shut(1);
+  EXPECT_TRUE(inbox_->is_receiving(1));
+  delivery.reset();
+  EXPECT_FALSE(inbox_->is_receiving(1));
+}
+
+TEST_F(InboxTest, OfAPeerThatIsMaskedNoFailureIsHeard) {
+  const auto failure =
+      runtime::encode({.info = {.code = ErrorCode::kTimeout}, .message = "of a part cut off"});
+  inbox_->heed(1, false);
+  EXPECT_TRUE(receive(failure, MessageKind::kFailure));
+  EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
+  EXPECT_FALSE(inbox_->failed_since(0));
+  EXPECT_FALSE(inbox_->has_come(1, 1));
+  inbox_->heed(1, true);
+  EXPECT_TRUE(receive(failure, MessageKind::kFailure));
+  EXPECT_TRUE(inbox_->failed_since(0));
+  inbox_->forgive();
+  EXPECT_FALSE(inbox_->failed_since(0));
+}
+
+TEST_F(InboxTest, NotesComeAtOnceOrInOrder) {
+  std::string heard;
+  inbox_->listen([&](int source, std::span<const std::byte> text) {
+    EXPECT_EQ(source, 1);
+    heard += static_cast<char>(text[0]);
+  });
+  sequence_ = 1;
+  EXPECT_TRUE(receive({std::byte{'b'}}, MessageKind::kNoteInOrder));
+  EXPECT_TRUE(receive({std::byte{'a'}}, MessageKind::kNote));
+  EXPECT_EQ(heard, "a");
+  sequence_ = 0;
+  EXPECT_TRUE(receive(words(8, 2, 2)));
+  EXPECT_EQ(heard, "ab");
+  inbox_->listen({});
+  EXPECT_TRUE(receive({std::byte{'c'}}, MessageKind::kNote));
+  EXPECT_EQ(heard, "ab");
 }
 
 TEST_F(InboxTest, APeerThatRecoversAloneIsAFailure) {
