@@ -112,7 +112,6 @@ fails council 2 2 -DNO_LOWEST
 fails council 4 2 -DNO_LOWEST
 
 if [[ $long == true ]]; then
-  holds council 3 4
   holds council 4 3
   holds protocol 2 40
   holds protocol 3 12
