@@ -77,11 +77,12 @@ struct BufferOptions {
   // (docs/failures.md).
   OnTimeout on_timeout = OnTimeout::kFail;
 
-  // CPU: processes of this user on this host may join the buffer later (Buffer::join) under this
-  // name, any text, of one buffer at a time. Empty: nobody may.
+  // On one host: processes of this user may join the buffer later (Buffer::join) under this
+  // name, any text, of one buffer at a time. Empty: nobody may. On GPUs where ranks are processes
+  // and on_timeout is kMask.
   std::string door = {};
-  // CPU: ranks that there may ever be; experts and memory are shared out among that many. Ranks
-  // beyond those of the communicator count as masked until they join. 0: as many as it has.
+  // As for door: ranks that there may ever be; experts and memory are shared out among that many.
+  // Ranks beyond those of the communicator count as masked until they join. 0: as many as it has.
   int max_ranks = 0;
 
   int num_threads = 1;  // CPU: threads that this rank works with; may differ per rank
@@ -256,7 +257,8 @@ class Buffer {
 
   // Lets a masked rank take part again, on all ranks from the same operation on, at most three
   // later (GPUs: five); called by any active rank, between operations. Nothing if it is active
-  // already. kOrder unless that rank waits in recover(), and on GPUs if it was masked lately.
+  // already. kOrder unless that rank waits in recover(), and on GPUs if it was masked lately or
+  // is a new process whose memory not all ranks have mapped yet.
   void unmask(int rank);
 
   // After a failure: a new start, collective over the active ranks. Waits for all of them, masks
@@ -274,7 +276,7 @@ class Buffer {
   // others, with the name of their door. Blocks until an active rank calls unmask(rank); the others
   // go on meanwhile. Throws kInvalidArgument, kMismatch (options differ), kOrder (another process
   // is this rank), kTimeout (nobody opens a door, the rank is not masked, or is not let in),
-  // kResource, kUnsupported (not on CPUs).
+  // kResource, kUnsupported.
   static Buffer join(int rank, const BufferOptions& options);
 
   // Why a rank was lost or operations have failed, as agreed between the ranks; empty if the last

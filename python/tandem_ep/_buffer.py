@@ -92,7 +92,7 @@ class Buffer:
     anything is sent and leave the buffer usable; after TIMEOUT, PEER_LOST or MISMATCH it is failed
     on every rank, and every later call says so with FAILED_BUFFER until all have called recover().
 
-    Ranks may be lost and found again: mask, unmask, recover, on_timeout="mask", and on CPUs join
+    Ranks may be lost and found again: mask, unmask, recover, on_timeout="mask", join
     (docs/failures.md). What concerns ranks goes by rank, in lists of length R.
 
     On the GPU work is queued on the caller's current stream (torch's or CuPy's) or the one given,
@@ -116,10 +116,11 @@ class Buffer:
             "fail", on every rank; or "mask": that rank is masked, and the operation ends without
             it. Not across hosts.
         door: a name, any text, under which processes of this user on this host may join the
-            buffer later; of one buffer at a time. Empty: nobody may. CPU ranks only.
+            buffer later; of one buffer at a time. Empty: nobody may. On GPUs with on_timeout
+            "mask", and ranks that are processes.
         max_ranks: ranks that there may ever be; experts and memory are shared out among that many
             (R), and those beyond the communicator's count as masked until they join. 0: as many
-            as it has. CPU ranks only.
+            as it has. As for door.
         num_threads: CPU threads that this rank works with.
         device: CUDA device of this rank; -1: the current one.
         num_sms: CUDA multiprocessors that operations use; 0: a share of the device.

@@ -34,6 +34,7 @@ enum class Status : int {
   kProcess,       // runtime::ProcessIdentity: pid,
   kStartTime,     //   start time,
   kNamespace,     //   pid namespace
+  kMet,           // GPU: whose block it has mapped of those that wait: incarnation:32, rank + 1:32
   kAtRest,        // GPU: 1 while nothing that it has launched or will launch writes to peers
   kCount
 };

@@ -127,8 +127,32 @@ void Roster::meet_new() {
     }
   }
   if (gone.empty()) return;
-  mask(gone, {.info = {.code = ErrorCode::kPeerLost, .phase = Phase::kMembership, .peer = gone[0]},
+  mask(gone, {.info = {.code = ErrorCode::kPeerLost,
+                       .epoch = membership_->view().from[gone[0]] - 1,
+                       .phase = Phase::kMembership,
+                       .peer = gone[0]},
               .message = list_ranks(gone) + " went away while being let in"});
+}
+
+void Roster::meet_waiting() {
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (is_active_[rank] || !waits(rank)) continue;
+    const Word incarnation = membership_->ask(rank, Status::kIncarnation);
+    if (incarnation != incarnations_[rank]) {
+      if (!events_.meet(rank)) continue;
+      incarnations_[rank] = incarnation;
+    }
+    membership_->tell(Status::kMet, layout::make_word(static_cast<Epoch>(incarnation), rank + 1));
+    return;
+  }
+}
+
+bool Roster::has_been_met(int rank) const {
+  const Word incarnation = membership_->ask(rank, Status::kIncarnation);
+  const Word met = layout::make_word(static_cast<Epoch>(incarnation), rank + 1);
+  return std::all_of(active_.begin(), active_.end(), [&](int peer) {
+    return membership_->ask(peer, Status::kMet) == met || membership_->is_gone(peer);
+  });
 }
 
 // A rank that was stopped while it wrote may go on writing when it wakes up, wherever this

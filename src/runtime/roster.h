@@ -78,6 +78,12 @@ class Roster {
   // kTimeout if a rank stopped in the middle of it.
   void write_view(const Context& context, const std::function<void()>& write);
 
+  // Where a block cannot be mapped at the moment at which its rank is let in: that of the first
+  // rank that waits for it is mapped before, and others are told. Have all active ranks mapped that
+  // of `rank`, which waits?
+  void meet_waiting();
+  [[nodiscard]] bool has_been_met(int rank) const;
+
   // Tells all ranks that operations cannot go on as they are.
   void fail(const Error& error);
 

@@ -49,7 +49,7 @@ static_assert(number(Status::kAcked) == 0 && number(Status::kFinishedEven) == 1 
               number(Status::kKnocks) == 6 && number(Status::kLeft) == 7 &&
               number(Status::kIncarnation) == 8 && number(Status::kProcess) == 9 &&
               number(Status::kStartTime) == 10 && number(Status::kNamespace) == 11 &&
-              number(Status::kAtRest) == 12);
+              number(Status::kMet) == 12 && number(Status::kAtRest) == 13);
 static_assert(kNumViews == 8 && kCauseBytes == 1024);
 static_assert(Board(3).decision() == 0 && Board(3).status(0, Status::kAt) == 128 + 24);
 static_assert(Board(3).view_words() == 2 + 1 + 1 + 2 + 1 + 128);

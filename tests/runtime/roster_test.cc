@@ -151,5 +151,34 @@ TEST(Roster, StartsTogetherWithoutTheMissing) {
   });
 }
 
+// Where blocks are mapped before their ranks are let in: by all of those who take part.
+TEST(Roster, RankThatWaitsHasBeenMetOnceAllWhoTakePartSaySo) {
+  constexpr int kNewcomer = 2;
+  std::atomic<int> num_met{0};
+  run_threads(3, [&](const Communicator& communicator) {
+    End end(communicator, 20s);
+    if (communicator.rank() == 0) {
+      EXPECT_TRUE(end.roster.mask(kNewcomer, before(kFirst)));
+    }
+    communicator.barrier();
+    if (communicator.rank() == kNewcomer) {
+      EXPECT_TRUE(end.roster.recover(kFirst).let_in);
+      return;
+    }
+    end.roster.look(before(kFirst));
+    while (!end.roster.waits(kNewcomer)) std::this_thread::yield();
+    while (num_met != communicator.rank()) std::this_thread::yield();  // one after the other
+    EXPECT_FALSE(end.roster.has_been_met(kNewcomer));
+    end.roster.meet_waiting();
+    EXPECT_EQ(end.roster.has_been_met(kNewcomer), communicator.rank() == 1);
+    ++num_met;
+    while (num_met != 2) std::this_thread::yield();
+    EXPECT_TRUE(end.roster.has_been_met(kNewcomer));
+    if (communicator.rank() == 0) {
+      EXPECT_TRUE(end.roster.unmask(kNewcomer, before(kFirst)));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tandem::runtime

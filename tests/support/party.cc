@@ -69,7 +69,9 @@ Oracles::Oracles(const Shape& shape) {
 }
 
 Party::Party(Rank& rank, const Oracles& oracles, Buffer& buffer)
-    : rank_(rank), oracles_(oracles), buffer_(buffer) {}
+    : rank_(rank), oracles_(oracles), buffer_(buffer) {
+  rank.run_freely();
+}
 
 Exchange& Party::exchange(const Present& present) {
   std::unique_ptr<Exchange>& found = exchanges_[present];

@@ -37,8 +37,10 @@ struct SoakOptions {
   std::chrono::nanoseconds timeout{};
   std::uint64_t seed = 0;
 
-  // Whether ranks end and others join in their place: those on GPUs are only late.
-  [[nodiscard]] bool ends_ranks() const { return faults && backend == Backend::kCpu; }
+  // Whether ranks end and others join in their place: threads on GPUs are only late.
+  [[nodiscard]] bool ends_ranks() const {
+    return faults && (backend == Backend::kCpu || launch == Launch::kProcesses);
+  }
 };
 
 // Throws UsageError where the arguments contradict each other.

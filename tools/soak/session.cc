@@ -84,9 +84,11 @@ class Session {
   }
 
   void let_others_in(std::int64_t pair) {
-    if (!goes_on(pair + 1)) return;
+    // Counted in pairs: two operations from the next, on GPUs four.
+    const std::int64_t first = pair + (plan_.options.backend == Backend::kCuda ? 2 : 1);
+    if (!goes_on(first)) return;
     for (const int rank : buffer_.waiting()) {
-      ledger_.ranks[rank].joins_at = pair + 1;
+      ledger_.ranks[rank].joins_at = first;
       try {
         buffer_.unmask(rank);
         ++ledger_.returned;

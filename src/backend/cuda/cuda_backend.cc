@@ -49,9 +49,9 @@ class CudaBackend final : public runtime::BackendInterface {
     return std::make_unique<CudaBuffer>(bootstrap, plan);
   }
 
-  [[nodiscard]] std::unique_ptr<runtime::BackendBuffer> join_buffer(const runtime::BufferPlan&,
-                                                                    runtime::Offer) const override {
-    throw Error(ErrorCode::kUnsupported, "a process cannot join a buffer on GPUs yet");
+  [[nodiscard]] std::unique_ptr<runtime::BackendBuffer> join_buffer(
+      const runtime::BufferPlan& plan, runtime::Offer offer) const override {
+    return std::make_unique<CudaBuffer>(plan, std::move(offer.board));
   }
 
   [[nodiscard]] std::shared_ptr<void> allocate(std::int64_t size_bytes, int device) const override {

@@ -33,6 +33,8 @@ namespace tandem::cuda {
 class CudaBuffer final : public runtime::BackendBuffer {
  public:
   CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap, const runtime::BufferPlan& plan);
+  // Of a process that joins a running buffer; recover() lets it in.
+  CudaBuffer(const runtime::BufferPlan& plan, runtime::Descriptor board);
   ~CudaBuffer() override;
 
   void dispatch(const runtime::DispatchCall& call, runtime::Stage stage) override;
@@ -51,9 +53,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
                                                   std::vector<bool> noted) override;
   [[nodiscard]] std::optional<Error> last_loss() const override;
   [[nodiscard]] std::vector<int> waiting() const override;
-  [[nodiscard]] runtime::Offer offer() const override {
-    throw Error(ErrorCode::kUnsupported, "a process cannot join a buffer on GPUs yet");
-  }
+  [[nodiscard]] runtime::Offer offer() const override;
   [[nodiscard]] void* last_event() const override { return last_event_; }
 
  private:
@@ -63,9 +63,13 @@ class CudaBuffer final : public runtime::BackendBuffer {
   struct Shared;
 
   // --- cuda_buffer_setup.cc ---
+  void require_supported(const runtime::Bootstrap* bootstrap) const;
+  [[nodiscard]] DeviceFacts prepare_device();
   void allocate();
-  void fill_tables();
-  void choose_blocks(const std::vector<DeviceFacts>& facts);
+  void fill_control(layout::Epoch before);
+  void fill_tables(layout::Epoch first);
+  void choose_blocks(const DeviceFacts& own, const std::vector<DeviceFacts>& facts);
+  void make_roster(std::unique_ptr<runtime::Membership> membership);
   void warm_up();
 
   // --- cuda_buffer_roster.cc; all but the first two with mutex_ locked ---
@@ -86,14 +90,19 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::vector<layout::Word> read_roster();
   [[nodiscard]] layout::Word pending_word(int rank) const;
   void write_roster(const runtime::Context& next);
+  void write_roster_words();
   void stop_if_failed();
   void require_settled(int rank, layout::Epoch next);
   void await_roster(const runtime::Context& first);
   void start_together(const runtime::Context& first, const runtime::View& then);
+  [[nodiscard]] bool meet(int rank);
+
+  [[nodiscard]] bool has_door() const { return !plan_.options.door.empty(); }
+  [[nodiscard]] bool is_watched() const { return variant_ == Variant::kWatched; }
 
   // --- cuda_buffer_watch.cc; all but the first three with mutex_ locked ---
-  [[nodiscard]] bool is_watched() const { return variant_ == Variant::kWatched; }
   void allocate_watch();
+  void start_watch();
   void watch(const std::stop_token& stop);
   void look_after_kernels();
   void take_notes(LateRanks::Time now);

@@ -93,27 +93,37 @@ layout::Word CudaBuffer::pending_word(int rank) const {
 }
 
 // Roster words of all ranks. This rank's kernels know which changes are so old that epochs tell
-// nothing any more.
+// nothing any more. A view that is decided and not told is a failure of all.
 void CudaBuffer::write_roster(const Context& next) {
-  roster_->write_view(next, [this] {
-    std::vector<layout::Word> words = read_roster();
-    for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-      const layout::Word word = pending_word(rank);
-      if (roster_->view().lost[rank]) {
-        if ((layout::value_of(words[rank]) & layout::kRosterLost) != 0) continue;
-        words[rank] = layout::make_word(settle_announcements(rank), layout::value_of(word));
-      } else if (words[rank] != layout::settled(word)) {
-        words[rank] = word;
-      }
+  try {
+    roster_->write_view(next, [this] { write_roster_words(); });
+  } catch (const Error& error) {
+    roster_->fail(error);
+    throw;
+  }
+}
+
+void CudaBuffer::write_roster_words() {
+  std::vector<layout::Word> words = read_roster();
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+    const layout::Word word = pending_word(rank);
+    if (roster_->view().lost[rank]) {
+      if ((layout::value_of(words[rank]) & layout::kRosterLost) != 0) continue;
+      words[rank] = layout::make_word(settle_announcements(rank), layout::value_of(word));
+    } else if (words[rank] != layout::settled(word)) {
+      words[rank] = word;
     }
-    std::copy(words.begin(), words.end(), staging_->words);
-    for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-      if (roster_->gone(rank)) continue;
-      copy_words(peers_->block(rank) + plan_.block.roster(0), staging_->words,
-                 plan_.num_ranks * std::int64_t{sizeof(layout::Word)});
+  }
+  std::copy(words.begin(), words.end(), staging_->words);
+  for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+    // A lost rank's kernels are at rest; its block may be that of a process that has ended.
+    if (peers_->block(rank) == nullptr || roster_->view().lost[rank] || roster_->gone(rank)) {
+      continue;
     }
-    finish_copies();
-  });
+    copy_words(peers_->block(rank) + plan_.block.roster(0), staging_->words,
+               plan_.num_ranks * std::int64_t{sizeof(layout::Word)});
+  }
+  finish_copies();
 }
 
 // Ends the kernels of all ranks that wait, and those that are queued behind, if the newest view
@@ -231,7 +241,15 @@ void CudaBuffer::unmask(int rank) {
   const DeviceScope scope(device_);
   const Context next{.operation = Operation::kNone, .epoch = read_state().send.epoch};
   const std::lock_guard lock(mutex_);
-  if (!roster_->is_active(rank) && roster_->waits(rank)) require_settled(rank, next.epoch);
+  if (!roster_->is_active(rank) && roster_->waits(rank)) {
+    require_settled(rank, next.epoch);
+    // No kernel may look for its memory before it finds it.
+    if (has_door() && !roster_->has_been_met(rank)) {
+      throw Error(ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
+                  "rank " + std::to_string(rank) +
+                      " waits to be let in, but not all ranks have mapped its memory yet");
+    }
+  }
   if (roster_->unmask(rank, next)) write_roster(next);
 }
 
@@ -294,6 +312,27 @@ void CudaBuffer::start_together(const Context& first, const runtime::View& then)
     copy_words(own_block() + plan_.block.roster(0), staging_->words, size_bytes);
     finish_copies();
   });
+}
+
+// Maps the block of the process that is this rank now. While it waits to be let in, not before
+// nothing of this rank's touches its predecessor's any more: kernels have found that the mask is
+// old. They look addresses up when they start, captured ones too, and use this one when the rank
+// takes part again.
+bool CudaBuffer::meet(int rank) {
+  if (!roster_->is_active(rank) &&
+      (layout::value_of(read_roster()[rank]) & layout::kRosterPending) != 0) {
+    return false;
+  }
+  const auto offer = runtime::visit_door(plan_.options.door, rank, plan_.options.timeout);
+  if (!offer) return false;
+  std::byte* const block = map_offered_block(offer->block, device_);
+  if (block == nullptr) return false;
+  peers_->set_block(rank, block);
+  staging_->words[0] = reinterpret_cast<std::uintptr_t>(block);
+  copy_words(reinterpret_cast<std::byte*>(const_cast<std::byte**>(view_.blocks + rank)),
+             staging_->words, sizeof block);
+  finish_copies();
+  return true;
 }
 
 std::vector<bool> CudaBuffer::active() const {

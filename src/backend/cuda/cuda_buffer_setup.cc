@@ -1,5 +1,6 @@
-// Making a CUDA buffer: allocation, the tables and words that kernels start from, how many blocks
-// may run side by side, and an empty launch of every kernel so that nothing is loaded later.
+// Making a CUDA buffer, together with the other ranks or as a process that joins them later:
+// allocation, the tables and words that kernels start from, how many blocks may run side by side,
+// and an empty launch of every kernel so that nothing is loaded later.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -91,6 +92,7 @@ struct CudaBuffer::Pieces {
   }
 };
 
+// Together with the other ranks.
 CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                        const runtime::BufferPlan& plan)
     : plan_(plan),
@@ -99,52 +101,8 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                              : Variant::kPlain) {
   DeviceFacts own{};
   runtime::agree(*bootstrap, [&] {
-    device_ = resolve_device(plan.options.device);
-    if (plan.options.num_experts > kMaxExperts) {
-      throw Error(ErrorCode::kUnsupported, "num_experts is " +
-                                               std::to_string(plan.options.num_experts) +
-                                               ", on CUDA at most " + std::to_string(kMaxExperts));
-    }
-    if (!plan.options.door.empty() || plan.num_ranks != bootstrap->size()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "door and max_ranks: ranks on GPUs cannot be replaced or added yet");
-    }
-    if (variant_ == Variant::kElsewhere && plan.options.on_timeout == OnTimeout::kMask) {
-      throw Error(ErrorCode::kUnsupported,
-                  "on_timeout mask: ranks on GPUs of several hosts cannot be masked yet");
-    }
-    const DeviceScope scope(device_);
-    cudaDeviceProp properties{};
-    check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
-    if (properties.major < 8) {
-      throw Error(ErrorCode::kUnsupported,
-                  std::string(properties.name) + " is older than compute capability 8.0");
-    }
-    num_sms_ = properties.multiProcessorCount;
-    cache_bytes_ = properties.l2CacheSize;
-    std::memcpy(own.uuid, &properties.uuid, sizeof own.uuid);
-    own.device = device_;
-    own.num_sms = num_sms_;
-    own.chosen_blocks = plan.options.num_sms;
-    shared_bytes_ = std::max({dispatch_shared_bytes(plan.num_ranks, plan.options.num_experts,
-                                                    variant_ == Variant::kElsewhere),
-                              receive_shared_bytes(plan.num_ranks, plan.options.num_experts),
-                              combine_shared_bytes(plan.num_ranks),
-                              stage_shared_bytes(plan.num_ranks), kLeastSharedBytes});
-    if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
-      throw Error(ErrorCode::kUnsupported, std::to_string(plan.options.num_experts) +
-                                               " experts and " + std::to_string(plan.num_ranks) +
-                                               " ranks need " + std::to_string(shared_bytes_) +
-                                               " bytes of shared memory, " + properties.name +
-                                               " has " +
-                                               std::to_string(properties.sharedMemPerBlockOptin));
-    }
-    for (const void* kernel : all_kernels(variant_)) {
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(shared_bytes_)),
-                 "cudaFuncSetAttribute");
-    }
-    allocate();
+    require_supported(bootstrap.get());
+    own = prepare_device();
     return 0;
   });
   std::vector<std::byte> message(sizeof own);
@@ -157,32 +115,126 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
     if (std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) != 0) view_.across_devices = 1;
   }
   runtime::agree(*bootstrap, [&] {
-    choose_blocks(facts);
+    choose_blocks(own, facts);
     return 0;
   });
-  peers_ = runtime::agree(
-      *bootstrap, [&] { return std::make_unique<PeerMemory>(bootstrap, block_, device_, facts); });
-  roster_ = std::make_unique<runtime::Roster>(
-      plan, runtime::Waiter(doorbell_, plan.options.timeout, plan.num_ranks), nullptr,
-      std::make_unique<runtime::Membership>(*bootstrap, plan.num_ranks, plan.options.first_epoch),
-      runtime::RosterEvents{.ring = [this] { stop_if_failed(); },
-                            .forget = [](std::span<const int>) {},
-                            .meet = [](int) { return false; }},
-      runtime::Leads{.mask = kLead, .unmask = kLead});
+  peers_ = runtime::agree(*bootstrap, [&] {
+    return std::make_unique<PeerMemory>(bootstrap, block_, device_, facts, plan.num_ranks);
+  });
+  if (has_door()) peers_->open_to_others();
+  const auto kind = has_door() ? runtime::SymmetricMemory::Kind::kAlwaysFile
+                               : runtime::SymmetricMemory::Kind::kPlain;
+  make_roster(std::make_unique<runtime::Membership>(*bootstrap, plan.num_ranks,
+                                                    plan.options.first_epoch, kind));
   runtime::agree(*bootstrap, [&] {
     if (variant_ == Variant::kElsewhere) {
       relay_ = std::make_unique<Relay>(device_, plan, *bootstrap, block_,
                                        [this] { return fatal_failure(); });
       relay_->fill(view_);
     }
-    fill_tables();
+    fill_control(plan.options.first_epoch - 1);
+    fill_tables(plan.options.first_epoch);
     warm_up();
     return 0;
   });
   if (relay_) relay_->start();
-  if (is_watched()) {
-    watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  start_watch();
+}
+
+// Of a process that joins a running buffer; recover() lets it in.
+CudaBuffer::CudaBuffer(const runtime::BufferPlan& plan, runtime::Descriptor board)
+    : plan_(plan), variant_(Variant::kWatched) {
+  require_supported(nullptr);
+  const DeviceFacts own = prepare_device();
+  choose_blocks(own, {own});
+  peers_ = std::make_unique<PeerMemory>(block_, device_, plan.rank, plan.num_ranks);
+  peers_->open_to_others();
+  make_roster(std::make_unique<runtime::Membership>(std::move(board), plan.rank, plan.num_ranks));
+  const layout::Epoch near = roster_->take_over();
+  fill_control(near - 2);
+  fill_tables(near);
+  warm_up();
+  start_watch();
+}
+
+// `bootstrap`: null for a process that joins.
+void CudaBuffer::require_supported(const runtime::Bootstrap* bootstrap) const {
+  const BufferOptions& options = plan_.options;
+  if (options.num_experts > kMaxExperts) {
+    throw Error(ErrorCode::kUnsupported, "num_experts is " + std::to_string(options.num_experts) +
+                                             ", on CUDA at most " + std::to_string(kMaxExperts));
   }
+  const bool masks = options.on_timeout == OnTimeout::kMask;
+  if (variant_ == Variant::kElsewhere && masks) {
+    throw Error(ErrorCode::kUnsupported,
+                "on_timeout mask: ranks on GPUs of several hosts cannot be masked yet");
+  }
+  const bool grows = bootstrap != nullptr && plan_.num_ranks != bootstrap->size();
+  if (!has_door() && !grows) return;
+  if (variant_ == Variant::kElsewhere) {
+    throw Error(ErrorCode::kUnsupported,
+                "door and max_ranks: ranks on GPUs of several hosts cannot be replaced or added "
+                "yet");
+  }
+  if (!masks) {
+    throw Error(ErrorCode::kUnsupported,
+                "door and max_ranks: ranks on GPUs are replaced and added where those that are "
+                "missed are masked (on_timeout mask)");
+  }
+  if (bootstrap != nullptr && bootstrap->in_one_process() && bootstrap->size() > 1) {
+    throw Error(ErrorCode::kUnsupported,
+                "door and max_ranks: ranks on GPUs that are threads of one process cannot be "
+                "replaced or added; processes can");
+  }
+}
+
+void CudaBuffer::make_roster(std::unique_ptr<runtime::Membership> membership) {
+  roster_ = std::make_unique<runtime::Roster>(
+      plan_, runtime::Waiter(doorbell_, plan_.options.timeout, plan_.num_ranks), nullptr,
+      std::move(membership),
+      runtime::RosterEvents{.ring = [this] { stop_if_failed(); },
+                            .forget = [](std::span<const int>) {},
+                            .meet = [this](int rank) { return meet(rank); }},
+      runtime::Leads{.mask = kLead, .unmask = kLead});
+}
+
+// What needs no peer: the device, its limits, memory.
+DeviceFacts CudaBuffer::prepare_device() {
+  device_ = resolve_device(plan_.options.device);
+  const DeviceScope scope(device_);
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
+  if (properties.major < 8) {
+    throw Error(ErrorCode::kUnsupported,
+                std::string(properties.name) + " is older than compute capability 8.0");
+  }
+  num_sms_ = properties.multiProcessorCount;
+  cache_bytes_ = properties.l2CacheSize;
+  DeviceFacts own{};
+  std::memcpy(own.uuid, &properties.uuid, sizeof own.uuid);
+  own.device = device_;
+  own.num_sms = num_sms_;
+  own.chosen_blocks = plan_.options.num_sms;
+  const int num_experts = plan_.options.num_experts;
+  shared_bytes_ = std::max(
+      {dispatch_shared_bytes(plan_.num_ranks, num_experts, variant_ == Variant::kElsewhere),
+       receive_shared_bytes(plan_.num_ranks, num_experts), combine_shared_bytes(plan_.num_ranks),
+       stage_shared_bytes(plan_.num_ranks), kLeastSharedBytes});
+  if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {
+    throw Error(ErrorCode::kUnsupported,
+                std::to_string(num_experts) + " experts and " + std::to_string(plan_.num_ranks) +
+                    " ranks need " + std::to_string(shared_bytes_) + " bytes of shared memory, " +
+                    properties.name + " has " + std::to_string(properties.sharedMemPerBlockOptin));
+  }
+  for (const void* kernel : all_kernels(variant_)) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes_)),
+               "cudaFuncSetAttribute");
+  }
+  // Who may join later may be on another device.
+  if (has_door()) view_.across_devices = 1;
+  allocate();
+  return own;
 }
 
 void CudaBuffer::allocate() {
@@ -237,33 +289,36 @@ void CudaBuffer::allocate() {
         .routes = reinterpret_cast<Route*>(base + pieces.routes[half]),
     };
   }
+}
 
-  // Control words of before the first epoch, so that none is taken for a fresh one. All ranks take
-  // part.
-  const layout::Epoch first = plan_.options.first_epoch;
+// Control words of before the first epoch, so that none is taken for a fresh one.
+void CudaBuffer::fill_control(layout::Epoch before) {
+  const DeviceScope scope(device_);
   std::vector<layout::Word> control(
       static_cast<std::size_t>(plan_.block.control_bytes()) / sizeof(layout::Word),
-      layout::make_word(first - 1, 0));
+      layout::make_word(before, 0));
+  // Until somebody says otherwise, those take part who are there from the beginning.
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     control[static_cast<std::size_t>(plan_.block.roster(rank)) / sizeof(layout::Word)] =
-        layout::make_word(first, 0);
+        layout::make_word(plan_.options.first_epoch,
+                          roster_->is_active(rank) ? 0 : layout::kRosterMasked);
   }
   check_cuda(cudaMemcpy(block_.get(), control.data(), control.size() * sizeof(layout::Word),
                         cudaMemcpyHostToDevice),
              "cudaMemcpy");
 }
 
-void CudaBuffer::fill_tables() {
+void CudaBuffer::fill_tables(layout::Epoch first) {
   const DeviceScope scope(device_);
   const Pieces pieces(plan_);
   std::vector<std::byte> image(static_cast<std::size_t>(pieces.trace));
   DeviceState states[2];
-  states[0] = first_state(plan_.options.first_epoch, runtime::kFirstGeneration);
+  states[0] = first_state(first, runtime::kFirstGeneration);
   states[1].failed = 1;  // kernels that warm up end at once
   std::memcpy(image.data() + pieces.state, states, sizeof states);
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     std::byte* block = peers_->block(rank);
-    if (block == nullptr) block = relay_->outbox();
+    if (block == nullptr && relay_) block = relay_->outbox();
     std::memcpy(image.data() + pieces.blocks + rank * sizeof block, &block, sizeof block);
   }
   const core::ExpertMap& experts = plan_.experts;
@@ -282,14 +337,16 @@ void CudaBuffer::fill_tables() {
 
 // The kernels of ranks that share a GPU wait for each other, so they must fit side by side, one
 // block to a multiprocessor. The default is a rank's share, rounded down to a multiple of 8.
-void CudaBuffer::choose_blocks(const std::vector<DeviceFacts>& facts) {
-  const DeviceFacts& own = facts[plan_.rank];
+// Who may join later is taken to share the device.
+void CudaBuffer::choose_blocks(const DeviceFacts& own, const std::vector<DeviceFacts>& facts) {
   const auto shares_device = [&own](const DeviceFacts& peer) {
     return std::memcmp(peer.uuid, own.uuid, sizeof own.uuid) == 0;
   };
-  const auto sharers = static_cast<int>(std::count_if(facts.begin(), facts.end(), shares_device));
+  const int absent = plan_.num_ranks - static_cast<int>(facts.size());
+  const auto sharers =
+      static_cast<int>(std::count_if(facts.begin(), facts.end(), shares_device)) + absent;
   const int share = std::max(1, num_sms_ / sharers);
-  int wanted = 0;
+  int wanted = absent * (own.chosen_blocks > 0 ? own.chosen_blocks : share);
   for (const DeviceFacts& peer : facts) {
     if (!shares_device(peer)) continue;
     wanted += peer.chosen_blocks > 0 ? peer.chosen_blocks : share;
@@ -304,6 +361,13 @@ void CudaBuffer::choose_blocks(const std::vector<DeviceFacts>& facts) {
   most_blocks_ = std::min(kMaxBlocks, std::max(share, plan_.options.num_sms));
   default_blocks_ = std::min(kMaxBlocks, share >= 16 ? share / 8 * 8 : share);
   cache_share_ = cache_bytes_ / 2 / sharers;
+}
+
+runtime::Offer CudaBuffer::offer() const {
+  return {.num_ranks = plan_.num_ranks,
+          .options = {},
+          .block = offer_block(block_),
+          .board = roster_->board().duplicate()};
 }
 
 void CudaBuffer::warm_up() {

@@ -53,6 +53,11 @@ Announcement CudaBuffer::staged_announcement(int holder) const {
   return {words + holder * size, static_cast<std::size_t>(size)};
 }
 
+void CudaBuffer::start_watch() {
+  if (!is_watched()) return;
+  watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+}
+
 void CudaBuffer::watch(const std::stop_token& stop) {
   // The caller may be capturing: what is called here must not be taken for a part of that.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -60,18 +65,22 @@ void CudaBuffer::watch(const std::stop_token& stop) {
   warn_cuda(cudaSetDevice(device_), "cudaSetDevice");
   while (!stop.stop_requested()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    const std::lock_guard lock(mutex_);
+    std::vector<void*> stale;
     try {
+      const std::lock_guard lock(mutex_);
       try {
         look_after_kernels();
       } catch (const Error& error) {
         roster_->fail(error);
       }
+      // Unmapping waits for kernels at work, which may need this thread: not while there are any.
+      if (peers_->has_stale() && load_state().at_work == 0) stale = peers_->take_stale();
     } catch (const Error& error) {
       // Nobody can be told; the kernels' waits end by themselves.
       std::fprintf(stderr, "tandem: %s\n", error.what());
       return;
     }
+    PeerMemory::close_stale(stale);  // without the lock: a kernel may have started since
   }
 }
 
@@ -85,6 +94,7 @@ void CudaBuffer::look_after_kernels() {
     if (roster_->view().lost[plan_.rank] && !at_rest_) static_cast<void>(come_to_rest());
     return;
   }
+  if (has_door()) roster_->meet_waiting();
   const auto now = std::chrono::steady_clock::now();
   take_notes(now);
   const int awaited = late_->first();

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cuda_check.h"
 #include "layout/row.h"
+#include "runtime/memory_file.h"
 #include "tandem/error.h"
 
 namespace tandem::cuda {
@@ -44,13 +45,48 @@ std::shared_ptr<std::byte> allocate_mapped_host(int device, std::int64_t size_by
           [](std::byte* pointer) { warn_cuda(cudaFreeHost(pointer), "cudaFreeHost"); }};
 }
 
+runtime::Descriptor offer_block(const std::shared_ptr<std::byte>& block) {
+  cudaIpcMemHandle_t handle{};
+  check_cuda(cudaIpcGetMemHandle(&handle, block.get()), "cudaIpcGetMemHandle");
+  runtime::MemoryFile file = runtime::make_memory_file("tandem block", sizeof handle);
+  runtime::Mapping mapping;
+  if (file.problem.empty()) mapping = runtime::map_shared(file.descriptor, sizeof handle);
+  const std::string problem = file.problem + mapping.problem;
+  if (!problem.empty()) throw Error(ErrorCode::kResource, problem);
+  std::memcpy(mapping.memory.get(), &handle, sizeof handle);
+  return std::move(file.descriptor);
+}
+
+std::byte* map_offered_block(const runtime::Descriptor& offer, int device) {
+  cudaIpcMemHandle_t handle{};
+  if (!runtime::is_memory_file(offer, sizeof handle)) {
+    throw Error(ErrorCode::kMismatch, "what was offered is no block of a GPU");
+  }
+  const runtime::Mapping mapping = runtime::map_shared(offer, sizeof handle);
+  if (!mapping.problem.empty()) throw Error(ErrorCode::kResource, mapping.problem);
+  std::memcpy(&handle, mapping.memory.get(), sizeof handle);
+  const DeviceScope scope(device);
+  void* memory = nullptr;
+  if (cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  return static_cast<std::byte*>(memory);
+}
+
+PeerMemory::PeerMemory(std::shared_ptr<std::byte> own, int device, int rank, int num_ranks)
+    : own_(std::move(own)), device_(device), opened_(num_ranks), blocks_(num_ranks) {
+  blocks_[rank] = own_.get();
+}
+
 PeerMemory::PeerMemory(std::shared_ptr<runtime::Bootstrap> bootstrap,
                        std::shared_ptr<std::byte> own, int device,
-                       const std::vector<DeviceFacts>& facts)
+                       const std::vector<DeviceFacts>& facts, int num_ranks)
     : bootstrap_(std::move(bootstrap)),
       own_(std::move(own)),
       device_(device),
-      blocks_(bootstrap_->size(), nullptr) {
+      opened_(num_ranks),
+      blocks_(num_ranks) {
   const std::vector<int> ranks = bootstrap_->host_ranks();
   const int size = static_cast<int>(ranks.size());
   blocks_[bootstrap_->rank()] = own_.get();
@@ -125,13 +161,23 @@ void PeerMemory::share_between_processes(const std::vector<int>& ranks,
       reached[i] = false;
       continue;
     }
-    opened_.push_back(memory);
+    opened_[peer] = memory;
     blocks_[peer] = static_cast<std::byte*>(memory);
   }
 }
 
+void PeerMemory::set_block(int rank, std::byte* block) {
+  if (opened_[rank] != nullptr) stale_.push_back(opened_[rank]);
+  opened_[rank] = block;
+  blocks_[rank] = block;
+}
+
+void PeerMemory::close_stale(const std::vector<void*>& stale) {
+  for (void* memory : stale) warn_cuda(cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle");
+}
+
 PeerMemory::~PeerMemory() {
-  if (bootstrap_->host().in_one_process()) return;  // shared ownership ends it
+  if (!is_open_ && bootstrap_->host().in_one_process()) return;  // ownership is shared
   // An owner frees its block only when no peer's kernel touches it any more. A rank whose buffer
   // has failed meets the others too, who may know nothing of it: were it to go ahead, they would
   // meet in the midst of what it does next. A peer that is gone ends the wait at once.
@@ -143,8 +189,15 @@ PeerMemory::~PeerMemory() {
       abandoned_ = true;  // a peer is gone; what it mapped went with it
     }
   };
+  if (is_open_) {
+    abandoned_ = true;
+    new std::shared_ptr<std::byte>(own_);  // to the end of the process
+  }
   meet();
-  for (void* memory : opened_) warn_cuda(cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle");
+  close_stale(stale_);
+  for (void* memory : opened_) {
+    if (memory != nullptr) warn_cuda(cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle");
+  }
   meet();
 }
 

@@ -228,5 +228,18 @@ TEST(CudaLateRanks, MismatchReachesAllWhileTheyWait) {
   });
 }
 
+TEST(CudaDoors, AreRefusedWithAReason) {
+  const Shape shape = entangled();
+  run_ranks(shape.num_ranks, [&](Rank& rank) {
+    BufferOptions options = masking(shape, 1s);
+    options.door = "late_gpu_test";
+    rank.expect_error(ErrorCode::kUnsupported, {"threads of one process", "processes can"},
+                      [&] { Buffer buffer(rank.communicator(), options); });
+    options.on_timeout = OnTimeout::kFail;
+    rank.expect_error(ErrorCode::kUnsupported, {"on_timeout mask"},
+                      [&] { Buffer buffer(rank.communicator(), options); });
+  });
+}
+
 }  // namespace
 }  // namespace tandem::test

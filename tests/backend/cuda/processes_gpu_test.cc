@@ -2,9 +2,13 @@
 // not have touched the GPU when it forks.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <unistd.h>
 
-#include "support/exchange.h"
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "backend/cuda/gpu_support.h"
 
 namespace tandem::test {
 namespace {
@@ -140,6 +144,87 @@ TEST_F(CudaProcesses, KilledProcessIsMaskedInThatStep) {
                           "why it is missed");
             },
             {.may_die = {1}});
+}
+
+// Becomes rank 1 of the others' buffer once its process has gone, and runs pairs with them.
+void replace_rank_1(Rank& everyone, const Scenario& all, const BufferOptions& options, int pairs) {
+  Rank rank(everyone.communicator(), 1);
+  rank.run_freely();
+  for (const auto start = std::chrono::steady_clock::now();;) {
+    try {
+      Buffer buffer = Buffer::join(1, options);
+      const Stream stream;
+      Pair pair(rank, all, buffer);
+      for (int i = 0; i < pairs; ++i) {
+        const DispatchResult result = pair.dispatch(stream);
+        pair.combine(stream, result, false);
+        stream.synchronise();
+        const std::string report = pair.compare(result);
+        everyone.expect(report.empty(), "the newcomer: " + report);
+      }
+      return;
+    } catch (const Error& error) {
+      // Its predecessor is still there.
+      if (error.code() != ErrorCode::kOrder || std::chrono::steady_clock::now() - start > 30s) {
+        throw;
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+}
+
+// A graph that was captured with one process goes on with another that takes its place: blocks are
+// looked up when kernels start.
+TEST_F(CudaProcesses, GraphGoesOnWithTheProcessThatReplacesAnother) {
+  constexpr int kPairs = 3;
+  const Shape shape{.num_ranks = 2,
+                    .num_experts = 5,
+                    .hidden = 1000,
+                    .topk = 4,
+                    .max_tokens = 16,
+                    .routing = Routing::kFull};
+  const auto [all, rest] = with_and_without(shape, 1);
+  const std::string door = "processes_gpu_test_" + std::to_string(::getpid());
+  run_ranks(3, [&](Rank& everyone) {
+    BufferOptions options = options_for(shape);
+    options.on_timeout = OnTimeout::kMask;
+    options.timeout = 5s;
+    options.door = door;
+    if (everyone.index() == 2) return replace_rank_1(everyone, all, options, kPairs);
+    Rank rank(Communicator::connect(door, everyone.index(), 2));
+    rank.run_freely();
+    Buffer buffer(rank.communicator(), options);
+    const Stream stream;
+    Pair pair(rank, all, buffer);
+    Replay replay(pair, stream, false);
+    replay.run();
+    const std::string before = pair.compare(replay.result());
+    everyone.expect(before.empty(), "before: " + before);
+    if (rank.index() == 1) return;
+    int together = 0;
+    bool was_away = false;
+    const auto start = std::chrono::steady_clock::now();
+    while (together < kPairs && std::chrono::steady_clock::now() - start < 30s) {
+      if (was_away && !buffer.waiting().empty()) {
+        try {
+          buffer.unmask(1);
+        } catch (const Error& error) {
+          everyone.expect(error.code() == ErrorCode::kOrder, error.what());  // masked just now
+        }
+      }
+      pair.spoil();
+      replay.run();
+      const bool is_there = replay.result().handle.active()[1];
+      const Scenario& expected = is_there ? all : rest;
+      const std::string report =
+          compare_received(expected, 0, replay.result(), rank.stream()) +
+          compare_combined(expected, 0, pair.exchange().out(), rank.stream());
+      everyone.expect(report.empty(), report);
+      was_away = was_away || !is_there;
+      together += is_there ? 1 : 0;
+    }
+    everyone.expect_equal(together, kPairs, "pairs with the newcomer");
+  });
 }
 
 }  // namespace
