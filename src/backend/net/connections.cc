@@ -139,10 +139,6 @@ std::vector<std::byte> Connections::seal(std::uint32_t channel,
 
 void Connections::send(int peer, Message message) {
   const std::lock_guard lock(mutex());
-  answer(peer, std::move(message));
-}
-
-void Connections::answer(int peer, Message message) {
   Peer& to = peers_[peer];
   if (!to.held.empty()) {
     const bool has_room = to.held_bytes + message.payload.size() <= kBatchBytes;
@@ -154,6 +150,21 @@ void Connections::answer(int peer, Message message) {
   sending->head = seal(message.channel, message.header);
   sending->messages.push_back(std::move(message));
   post(peer, kMessage, std::move(sending));
+}
+
+void Connections::answer(int peer, Message message) {
+  Peer& to = peers_[peer];
+  to.held_bytes += message.payload.size();
+  to.held.push_back(std::move(message));
+  has_answers_ = true;
+  worker_.push();
+}
+
+void Connections::progress() {
+  worker_.progress();
+  if (!has_answers_.exchange(false)) return;
+  const std::lock_guard lock(mutex());
+  post_all_held();
 }
 
 void Connections::send_with_next(int peer, Message message) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -76,14 +77,16 @@ class Connections {
   };
   // Never waits. What is sent to a peer that is lost goes nowhere.
   void send(int peer, Message message);
-  // The same for a receiver that is being called, and so holds the mutex.
+  // For a receiver that is being called, and so holds the mutex: the message leaves once UCX is
+  // done calling. (UCX 1.13 ends the process if a connection turns out to be broken while it looks
+  // at what has come over it.)
   void answer(int peer, Message message);
   // As send, but a short message, which is copied on its way in any case, waits for the next one
   // to this peer, and leaves with it, or after a moment.
   void send_with_next(int peer, Message message);
 
   // As RemotePeers' of these names.
-  void progress() { worker_.progress(); }
+  void progress();
   void rest();
   void leave();
 
@@ -132,6 +135,7 @@ class Connections {
   std::vector<Peer> peers_;
   std::map<std::uint32_t, std::shared_ptr<Receiver>> receivers_;
   int num_sending_ = 0;
+  std::atomic<bool> has_answers_ = false;
   DrivenWorker worker_;  // goes first: it may call back until it is gone
   std::size_t max_header_bytes_;
 };

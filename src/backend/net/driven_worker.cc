@@ -30,8 +30,8 @@ DrivenWorker::DrivenWorker() : stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   }
 }
 
-void DrivenWorker::start(std::function<void()> first) {
-  first_ = std::move(first);
+void DrivenWorker::start(std::function<void()> send) {
+  send_ = std::move(send);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -71,9 +71,10 @@ void DrivenWorker::run() {
                       {.fd = stop_.get(), .events = POLLIN, .revents = 0}};
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    first_();
+    send_();
     worker_.drain_and_arm();
     changed_.notify_all();
+    send_();  // what handlers want to
     attended_ = false;
     lock.unlock();
     ::poll(entries, 2, kLongestSleepMs);

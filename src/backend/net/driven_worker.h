@@ -26,8 +26,8 @@ class DrivenWorker {
   DrivenWorker& operator=(const DrivenWorker&) = delete;
 
   // Once handlers are installed. What these refer to must last until stop() has returned. The
-  // thread calls `first`, with the mutex held, each time before it looks.
-  void start(std::function<void()> first = [] {});
+  // thread calls `send`, with the mutex held, each time before it looks and before it sleeps.
+  void start(std::function<void()> send = [] {});
   void stop();
 
   [[nodiscard]] UcxWorker& ucx() { return worker_; }
@@ -55,7 +55,7 @@ class DrivenWorker {
   void run();
 
   UcxWorker worker_;
-  std::function<void()> first_;
+  std::function<void()> send_;
   runtime::Descriptor stop_;  // an eventfd
   bool stopping_ = false;
   bool attended_ = false;  // progress() has been called since the thread looked whether it is
