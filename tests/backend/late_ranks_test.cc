@@ -64,5 +64,20 @@ TEST(LateRanks, NextOperationWaitsAnew) {
   EXPECT_FALSE(late.of(0));
 }
 
+// Until when a wait lasts by another set of ranks says nothing of who is late now.
+TEST(LateRanks, WaitsBeginAnewWhenWhoTakesPartHasChanged) {
+  LateRanks late(2, 10ms);
+  const LateRanks::Time begin{1s};
+  late.take(1, note(kEpoch), begin);
+  late.spare(1);
+  late.take(1, note(kEpoch), begin + 15ms);
+  EXPECT_TRUE(late.of(1)->spared);
+  late.restart(begin + 20ms);
+  EXPECT_FALSE(late.of(0));
+  EXPECT_EQ(late.of(1)->since, begin + 20ms);
+  EXPECT_EQ(late.of(1)->last, begin + 15ms);
+  EXPECT_FALSE(late.of(1)->spared);
+}
+
 }  // namespace
 }  // namespace tandem::cuda

@@ -220,7 +220,8 @@ TEST(Waiting, DifferentOperationsAreAMismatchThatNamesTheRank) {
             }
             rank.settle(buffer);
           });
-      rank.expect_equal(info.peer, other, "peer");
+      // Each finds the other to call something else; what one of them says first, both may be told.
+      rank.expect(info.peer == 0 || info.peer == 1, "peer is one of the two");
       rank.expect(std::chrono::steady_clock::now() - start < 10s, "told late");
       rank.barrier();
     }

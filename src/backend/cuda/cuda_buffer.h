@@ -163,9 +163,10 @@ class CudaBuffer final : public runtime::BackendBuffer {
   std::shared_ptr<std::byte> shared_memory_;  // pinned
   Shared* shared_ = nullptr;
   std::optional<LateRanks> late_;
-  bool says_it_waits_ = false;  // on the board
-  bool at_rest_ = false;        // and has said so
-  Watch watch_view_;            // as the kernels get it
+  std::uint32_t judged_by_ = 0;  // the view by which it was last looked who is late
+  bool says_it_waits_ = false;   // on the board
+  bool at_rest_ = false;         // and has said so
+  Watch watch_view_;             // as the kernels get it
   std::jthread watcher_;
 };
 

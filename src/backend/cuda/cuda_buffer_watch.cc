@@ -96,6 +96,10 @@ void CudaBuffer::look_after_kernels() {
   }
   if (has_door()) roster_->meet_waiting();
   const auto now = std::chrono::steady_clock::now();
+  if (judged_by_ != roster_->view().generation) {
+    judged_by_ = roster_->view().generation;
+    late_->restart(now);
+  }
   take_notes(now);
   const int awaited = late_->first();
   if (awaited >= 0 || says_it_waits_) {
@@ -137,13 +141,17 @@ void CudaBuffer::mask_late(LateRanks::Time now) {
     // One that was masked by a call takes part for a while, and may be missed in that.
     if (!wait || rank == plan_.rank || roster_->view().lost[rank]) continue;
     if (roster_->gone(rank)) gone.push_back(rank);
-    if (now - wait->since >= limit) late.push_back(rank);
-    if ((now - wait->since) / 2 >= limit) very_late.push_back(rank);
+    const bool is_very_late = (now - wait->since) / 2 >= limit;
+    if (is_very_late) very_late.push_back(rank);
+    if (now - wait->since >= limit && (!wait->spared || is_very_late)) late.push_back(rank);
   }
   std::vector<int> culprits = gone;
   if (culprits.empty()) culprits = roster_->not_waiting(late);
   if (culprits.empty()) culprits = very_late;
-  if (culprits.empty()) return;
+  if (culprits.empty()) {
+    for (const int rank : late) late_->spare(rank);
+    return;
+  }
 
   const int culprit = culprits.front();
   const LateRanks::Wait& wait = *late_->of(culprit);

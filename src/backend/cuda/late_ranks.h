@@ -24,6 +24,7 @@ class LateRanks {
     Phase phase = Phase::kNone;
     Time since{};
     Time last{};
+    bool spared = false;  // it was late, but waited itself
   };
 
   // `interval`: between two notes of a wait.
@@ -43,6 +44,16 @@ class LateRanks {
     wait->operation = static_cast<Operation>(value & 0xffU);
     wait->phase = static_cast<Phase>((value >> 8) & 0xffU);
     wait->last = now;
+  }
+  // A rank that waits for others itself is given as long again, whatever it does in between.
+  void spare(int rank) { waits_[rank]->spared = true; }
+  // Who takes part has changed: all that last are waits for others than before.
+  void restart(Time now) {
+    for (std::optional<Wait>& wait : waits_) {
+      if (!wait) continue;
+      wait->since = now;
+      wait->spared = false;
+    }
   }
   // Whatever it was waited for is over, or waits anew.
   void forget(int rank) { waits_[rank].reset(); }
