@@ -92,6 +92,7 @@ TEST_F(CudaApart, ProcessThatIsKilledIsNamedByAllBeforeTheTimeout) {
               Buffer buffer(rank.communicator(), options);
               Exchange exchange(rank, scenario, buffer);
               exchange.run(buffer);
+              rank.barrier();  // what it has sent has arrived
               if (rank.index() == kVictim) rank.die();
               expect_to_miss(rank, kVictim, ErrorCode::kPeerLost, exchange, buffer);
             },
