@@ -305,7 +305,7 @@ def describe_device():
     return {"model": model, "cores": os.cpu_count(), "caches_of_core_0": caches}
 
 
-def write_results(arguments, others, aims, rows, **more):
+def write_results(arguments, aims, rows, **more):
     """What a benchmark of this folder leaves behind, in arguments.json."""
     program = pathlib.Path(sys.argv[0]).name
     result = {
@@ -314,7 +314,6 @@ def write_results(arguments, others, aims, rows, **more):
         "command": shlex.join([f"bench/{program}", *sys.argv[1:]]),
         "rounds": arguments.rounds,
         "seconds_per_case": arguments.seconds,
-        "processor_time_of_others": round(others, 3),
         "aims": [{"aim": text, "value": value, "met": met} for text, value, met in aims],
         "rows": rows,
         **more,
@@ -388,7 +387,8 @@ def main():
         for text, value, met in aims:
             print(f"  {'met   ' if met else 'missed'} {value:6.2f}  {text}")
     if arguments.json:
-        write_results(arguments, others, aims, rows, handover_ns=handovers,
+        write_results(arguments, aims, rows, processor_time_of_others=round(others, 3),
+                      handover_ns=handovers,
                       bandwidth=[line for lines in bandwidth.values() for line in lines.values()])
     if arguments.plot:
         draw(rows, arguments.plot)

@@ -312,7 +312,6 @@ def main():
     arguments = parse_arguments()
     run_cpu.require_matplotlib()
     remove_hosts()  # of a run that was killed
-    other_load = run_cpu.OtherLoad()
     try:
         make_hosts()
         links, figures = measure(arguments)
@@ -320,18 +319,16 @@ def main():
         sys.exit(f"run_net.py: {shlex.join(error.cmd)} failed (namespaces need root)")
     finally:
         remove_hosts()
-    others = other_load.share()
     rows = make_rows(links, figures)
     print_table(rows)
     for link, figure in links.items():
         print(f"\nucx_perftest, {link} link: {figure}")
-    print(f"\nOther programs took {100 * others:.0f}% of the processors' time meanwhile.")
     aims = check_aims(rows)
     print("\nAims missed:")
     for text, value, met in aims:
         if not met:
             print(f"  {value:6.2f}  {text}")
-    run_cpu.write_results(arguments, others, aims, rows, ucx_perftest=links)
+    run_cpu.write_results(arguments, aims, rows, ucx_perftest=links)
     draw(rows, arguments.plot)
 
 
