@@ -4,7 +4,7 @@
 #
 #   bench/gpu.sh BIN_DIR [--out DIR] [--data FILE] [--only NAME,...] [--bench-options "..."]
 #
-# BIN_DIR holds tandem, conformance_test, _masks_test, _recovery_test and cuda_gpu_test (or, as a build folder of the preset cuda,
+# BIN_DIR holds tandem, conformance_test, _masks_test, _recovery_test, _rejoin_test and cuda_gpu_test (or, as a build folder of the preset cuda,
 # has them where CMake puts them). Groups of steps, in this order: gpu (the tests of cuda_gpu_test),
 # tool (tandem test-low-latency and run-layer), conformance, sanitizer (compute-sanitizer, where it
 # is installed), soak (tandem soak, --soak-minutes), bench (writes DIR/h200-one-gpu.json, or as
@@ -125,6 +125,8 @@ if wanted conformance; then
         "$(program conformance_${tests}_test)" --gtest_color=no
     done
   done
+  TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=processes step rejoin-processes 180 \
+    "$(program conformance_rejoin_test)" --gtest_color=no
 fi
 
 if wanted sanitizer; then

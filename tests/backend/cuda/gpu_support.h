@@ -118,12 +118,16 @@ class Pair {
     upload(out, pattern.data(), rank_.stream());
   }
 
-  // "" if all is as the oracle says. After the stream's work has ended.
+  // "" if all is as the oracle says, of this pair's problem or of another on the same tensors.
+  // After the stream's work has ended.
   [[nodiscard]] std::string compare(const DispatchResult& result) {
-    const std::string received = compare_received(scenario_, rank_.index(), result, rank_.stream());
+    return compare(result, scenario_);
+  }
+  [[nodiscard]] std::string compare(const DispatchResult& result, const Scenario& scenario) {
+    const std::string received = compare_received(scenario, rank_.index(), result, rank_.stream());
     if (!received.empty()) return "dispatch: " + received;
     const std::string combined =
-        compare_combined(scenario_, rank_.index(), exchange_.out(), rank_.stream());
+        compare_combined(scenario, rank_.index(), exchange_.out(), rank_.stream());
     return combined.empty() ? "" : "combine: " + combined;
   }
 
@@ -169,6 +173,34 @@ class Replay {
   DispatchResult result_;
   std::unique_ptr<Graph> graph_;
 };
+
+inline void expect_as(const Scenario& scenario, Rank& rank, Pair& pair, const Replay& replay,
+                      const char* when) {
+  const std::string report = pair.compare(replay.result(), scenario);
+  rank.expect(report.empty(), std::string(when) + ": " + report);
+}
+
+// Three ranks of which each needs every other, and the one that they may lose.
+inline constexpr int kVictim = 1;
+
+inline Shape entangled_three() {
+  return {.num_ranks = 3,
+          .num_experts = 7,
+          .hidden = 1000,
+          .topk = 5,
+          .max_tokens = 20,
+          .tokens = {20, 7, 13},
+          .routing = Routing::kFull};
+}
+
+// Packed, and slotted with hooks.
+inline std::vector<Shape> entangled_shapes() {
+  std::vector<Shape> shapes{entangled_three(), entangled_three()};
+  shapes[1].placement = Placement::kSlotted;
+  shapes[1].hook = true;
+  shapes[1].format = Format::kFp8;
+  return shapes;
+}
 
 // A problem as replays run it with all ranks and without one. Graphs give combine the outputs that
 // they were captured with, wherever rows lie: all ones.

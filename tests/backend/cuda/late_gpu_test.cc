@@ -13,42 +13,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kVictim = 1;
-
-// Every rank needs every other.
-Shape entangled() {
-  return {.num_ranks = 3,
-          .num_experts = 7,
-          .hidden = 1000,
-          .topk = 5,
-          .max_tokens = 20,
-          .tokens = {20, 7, 13},
-          .routing = Routing::kFull};
-}
-
-std::vector<Shape> entangled_shapes() {
-  std::vector<Shape> shapes{entangled(), entangled()};
-  shapes[1].placement = Placement::kSlotted;
-  shapes[1].hook = true;
-  shapes[1].format = Format::kFp8;
-  return shapes;
-}
-
 BufferOptions masking(const Shape& shape, std::chrono::nanoseconds timeout) {
   BufferOptions options = options_for(shape);
   options.on_timeout = OnTimeout::kMask;
   options.timeout = timeout;
   options.first_epoch = 0xfffffffaU;  // the wrap falls into the middle
   return options;
-}
-
-void expect_as(const Scenario& scenario, Rank& rank, Pair& pair, const Replay& replay,
-               const char* when) {
-  const std::string received =
-      compare_received(scenario, rank.index(), replay.result(), rank.stream());
-  const std::string combined =
-      compare_combined(scenario, rank.index(), pair.exchange().out(), rank.stream());
-  rank.expect(received.empty() && combined.empty(), std::string(when) + ": " + received + combined);
 }
 
 // It stops replaying, is masked in that very operation, replays on without doing any harm, learns
@@ -139,7 +109,7 @@ void expect_without_rows_of(int victim, const Scenario& all, Rank& rank,
 // nothing.
 TEST(CudaLateRanks, BlockThatStartsTooLateWritesNothing) {
   constexpr int kBlocks = 2;  // of each rank's kernels
-  const Shape shape = entangled();
+  const Shape shape = entangled_three();
   const Scenario all = make_scenario(shape);
   int num_sms = 0;
   require_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0),
@@ -204,7 +174,7 @@ TEST(CudaLateRanks, BlockThatStartsTooLateWritesNothing) {
 // A rank that calls something else does not have to be waited for: all learn it at once, though
 // nobody calls into the library any more.
 TEST(CudaLateRanks, MismatchReachesAllWhileTheyWait) {
-  const Scenario scenario = make_scenario(entangled());
+  const Scenario scenario = make_scenario(entangled_three());
   run_ranks(3, [&](Rank& rank) {
     BufferOptions options = masking(scenario.shape, 10s);
     Buffer buffer(rank.communicator(), options);
@@ -229,7 +199,7 @@ TEST(CudaLateRanks, MismatchReachesAllWhileTheyWait) {
 }
 
 TEST(CudaDoors, AreRefusedWithAReason) {
-  const Shape shape = entangled();
+  const Shape shape = entangled_three();
   run_ranks(shape.num_ranks, [&](Rank& rank) {
     BufferOptions options = masking(shape, 1s);
     options.door = "late_gpu_test";

@@ -13,32 +13,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kVictim = 1;
-
-// Every rank needs every other.
-Shape entangled() {
-  return {.num_ranks = 3,
-          .num_experts = 7,
-          .hidden = 1000,
-          .topk = 5,
-          .max_tokens = 20,
-          .tokens = {20, 7, 13},
-          .routing = Routing::kFull};
-}
-
-std::vector<Shape> entangled_shapes() {
-  std::vector<Shape> shapes{entangled(), entangled()};
-  shapes[1].placement = Placement::kSlotted;
-  shapes[1].hook = true;
-  shapes[1].format = Format::kFp8;
-  return shapes;
-}
-
-void expect_right(Rank& rank, Pair& pair, const Replay& replay, const char* when) {
-  const std::string report = pair.compare(replay.result());
-  rank.expect(report.empty(), std::string(when) + ": " + report);
-}
-
 // Survivors do nothing but replay: the mask comes and goes between two of their launches.
 TEST(CudaMasks, HoldUnderReplaysWithoutTheirHosts) {
   for (const Shape& shape : entangled_shapes()) {
@@ -51,31 +25,22 @@ TEST(CudaMasks, HoldUnderReplaysWithoutTheirHosts) {
       const Stream stream;
       Pair pair(rank, all, buffer);
       Replay replay(pair, stream, shape.hook);
-      // What is compared with the other oracle is the same tensors.
-      const auto compare_rest = [&](const char* when) {
-        const std::string received =
-            compare_received(rest, rank.index(), replay.result(), rank.stream());
-        const std::string combined =
-            compare_combined(rest, rank.index(), pair.exchange().out(), rank.stream());
-        rank.expect(received.empty() && combined.empty(),
-                    std::string(when) + ": " + received + combined);
-      };
       rank.barrier();
       replay.run();
-      expect_right(rank, pair, replay, "before");
+      expect_as(all, rank, pair, replay, "before");
       rank.barrier();
       for (int turn = 0; turn < 2; ++turn) {
         if (rank.index() == 0) buffer.mask(kVictim);
         rank.barrier();
         for (int i = 0; i < 2; ++i) replay.run();  // until the mask holds
-        expect_right(rank, pair, replay, "until the mask holds");
+        expect_as(all, rank, pair, replay, "until the mask holds");
         rank.barrier();
         replay.run();
         if (rank.index() == kVictim) {
           rank.expect_error(ErrorCode::kMasked, {"rank 1 has been masked", "mask(1)"},
                             [&] { buffer.check(); });
         } else {
-          compare_rest("masked");
+          expect_as(rest, rank, pair, replay, "masked");
         }
         rank.barrier();
         if (rank.index() != kVictim) replay.run();
@@ -91,14 +56,14 @@ TEST(CudaMasks, HoldUnderReplaysWithoutTheirHosts) {
           for (int i = 0; i < 2; ++i) {
             pair.spoil();
             replay.run();
-            compare_rest("before it is let in");
+            expect_as(rest, rank, pair, replay, "before it is let in");
           }
         }
         rank.barrier();
         for (int i = 0; i < 3; ++i) {
           pair.spoil();
           replay.run();
-          expect_right(rank, pair, replay, "with the victim again");
+          expect_as(all, rank, pair, replay, "with the victim again");
           rank.expect(replay.result().handle.active()[kVictim], "and the handle says so");
         }
         rank.barrier();
@@ -112,7 +77,7 @@ TEST(CudaMasks, HoldUnderReplaysWithoutTheirHosts) {
 // A rank that waits on its GPU for one that starts anew is told so there: it would be left behind
 // if it waited for its own timeout.
 TEST(CudaMasks, NewStartEndsKernelsThatWait) {
-  const Scenario scenario = make_scenario(entangled());
+  const Scenario scenario = make_scenario(entangled_three());
   run_ranks(3, [&](Rank& rank) {
     BufferOptions options = options_for(scenario.shape);
     options.timeout = 20s;
@@ -140,7 +105,7 @@ TEST(CudaMasks, NewStartEndsKernelsThatWait) {
       rank.barrier();
       pair.spoil();
       replay.run();
-      expect_right(rank, pair, replay, "afterwards");
+      expect_as(scenario, rank, pair, replay, "afterwards");
       rank.barrier();
     }
   });
@@ -149,7 +114,7 @@ TEST(CudaMasks, NewStartEndsKernelsThatWait) {
 // Left behind by the others, it launches what it had captured: that waits for nobody and writes
 // nothing.
 TEST(CudaMasks, RankThatWasLeftBehindWritesNothing) {
-  const Scenario all = make_scenario(entangled());
+  const Scenario all = make_scenario(entangled_three());
   const Scenario rest = without(all, {kVictim});
   run_ranks(3, [&](Rank& rank) {
     BufferOptions options = options_for(all.shape);
