@@ -183,8 +183,12 @@ void Connections::send_with_next(int peer, Message message) {
 }
 
 void Connections::post_all_held() {
-  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
-    if (!peers_[peer].held.empty()) post_held(static_cast<int>(peer));
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const int peer = static_cast<int>(i);
+    if (!peers_[i].held.empty()) post_held(peer);
+    if (!std::exchange(peers_[i].leaves, false)) continue;
+    post_farewell(peer, true);
+    lose(peer, "has closed its communicator");
   }
 }
 
@@ -325,8 +329,9 @@ ucs_status_t Connections::on_farewell(void* argument, const void* header, std::s
   if (farewell.is_answer != 0) {
     self.peers_[peer].has_all = true;
   } else {
-    self.post_farewell(peer, true);
-    self.lose(peer, "has closed its communicator");
+    self.peers_[peer].leaves = true;  // answered once UCX is done calling, as in answer()
+    self.has_answers_ = true;
+    self.worker_.push();
   }
   return UCS_OK;
 }

@@ -104,6 +104,7 @@ class Connections {
     ucp_ep_h endpoint = nullptr;
     std::optional<std::string> lost;
     bool has_all = false;       // it has answered this rank's goodbye
+    bool leaves = false;        // its own goodbye is to be answered
     std::vector<Message> held;  // to leave with the next
     std::size_t held_bytes = 0;
   };
