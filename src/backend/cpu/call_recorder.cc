@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "tandem/array.h"
+
 namespace tandem::cpu {
 namespace {
 
@@ -30,12 +32,7 @@ class CallRecorder final : public runtime::Recorder {
   }
 
   void copy_rows(const TensorView& to, const ConstTensorView& from) override {
-    const std::int64_t element_bytes = size_of(from.dtype);
-    const auto row_bytes = static_cast<std::size_t>(from.shape[1] * element_bytes);
-    for (std::int64_t row = 0; row < from.shape[0]; ++row) {
-      std::memcpy(to.as<std::byte>() + row * to.strides[0] * element_bytes,
-                  from.as<std::byte>() + row * from.strides[0] * element_bytes, row_bytes);
-    }
+    copy(to, from, Backend::kCpu);
   }
 
   void start(int recording) override {

@@ -390,7 +390,7 @@ static __device__ __noinline__ bool go_on_without_rows(const DispatchParams& p, 
       slotted ? buffer.block.landing_sources(parity) : buffer.block.view_sources(p.half);
   const OwnRows own{.rows = block + rows_at,
                     .sources = reinterpret_cast<std::int32_t*>(block + sources_at),
-                    .pitch = p.row.pitch()};
+                    .pitch = p.pitch};
   const int first = buffer.first_of_rank[buffer.rank];
   const int num_local = buffer.first_of_rank[buffer.rank + 1] - first;
   bool found = false;

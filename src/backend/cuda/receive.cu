@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     for_each_chunk(s.tile, runs, chunks_per_row, [&](int run, std::uint32_t row, int chunk) {
       const std::int64_t from = s.tile.source[run] + row;
       const std::int64_t to = s.tile.destination[run] + row;
-      const std::byte* source_row = landing + from * p.row.pitch();
+      const std::byte* source_row = landing + from * p.pitch;
       const int offset = chunk * kCopyChunk;
       copy_chunk(p.recv_x + to * value_bytes + offset, source_row + offset,
                  min(kCopyChunk, value_bytes - offset), p.recv_aligned != 0,

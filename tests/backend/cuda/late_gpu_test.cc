@@ -57,12 +57,7 @@ TEST(CudaLateRanks, AreMaskedUnderReplays) {
         rank.barrier();
         if (rank.index() != kVictim) expect_as(rest, rank, pair, replay, "as it was");
         rank.barrier();
-        if (rank.index() == kVictim) {
-          rank.expect(buffer.recover()[kVictim], "it is back");
-        } else if (rank.index() == 0) {
-          while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
-          buffer.unmask(kVictim);
-        }
+        let_victim_in(rank, buffer);
         rank.barrier();
         if (rank.index() != kVictim) {
           for (int i = 0; i < 2; ++i) replay.run();

@@ -45,12 +45,7 @@ TEST(CudaMasks, HoldUnderReplaysWithoutTheirHosts) {
         rank.barrier();
         if (rank.index() != kVictim) replay.run();
         rank.barrier();
-        if (rank.index() == kVictim) {
-          rank.expect(buffer.recover()[kVictim], "it is back");
-        } else if (rank.index() == 0) {
-          while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
-          buffer.unmask(kVictim);
-        }
+        let_victim_in(rank, buffer);
         rank.barrier();
         if (rank.index() != kVictim) {
           for (int i = 0; i < 2; ++i) {

@@ -72,15 +72,20 @@ TEST_F(CudaProcesses, StalledProcessIsNamedAndLifeGoesOn) {
   });
 }
 
+// Of whom the second is killed.
+Shape three_processes() {
+  return {.num_ranks = 3,
+          .num_experts = 6,
+          .hidden = 512,
+          .topk = 4,
+          .max_tokens = 16,
+          .routing = Routing::kFull};
+}
+
 // A process that is killed in the middle of operations: the others learn whom they miss, go on
 // without it after recover(), and stay right.
 TEST_F(CudaProcesses, KilledProcessIsLeftBehind) {
-  const Shape shape{.num_ranks = 3,
-                    .num_experts = 6,
-                    .hidden = 512,
-                    .topk = 4,
-                    .max_tokens = 16,
-                    .routing = Routing::kFull};
+  const Shape shape = three_processes();
   const Scenario all = make_scenario(shape);
   const Scenario rest = without(all, {1});
   run_ranks(3,
@@ -115,12 +120,7 @@ TEST_F(CudaProcesses, KilledProcessIsLeftBehind) {
 
 // The same where who is missed is masked: no operation fails.
 TEST_F(CudaProcesses, KilledProcessIsMaskedInThatStep) {
-  const Shape shape{.num_ranks = 3,
-                    .num_experts = 6,
-                    .hidden = 512,
-                    .topk = 4,
-                    .max_tokens = 16,
-                    .routing = Routing::kFull};
+  const Shape shape = three_processes();
   const Scenario all = make_scenario(shape);
   const Scenario rest = without(all, {1});
   run_ranks(3,
