@@ -137,6 +137,12 @@ if wanted sanitizer; then
     sanitize racecheck 2
     sanitize initcheck 2
     sanitize synccheck 2
+    # Waits that end in a mask.
+    for tool in memcheck racecheck; do
+      TANDEM_TEST_PATIENCE=10 step "$tool-masks" 75 compute-sanitizer --tool "$tool" \
+        --error-exitcode 9 "$(program cuda_gpu_test)" --gtest_color=no \
+        --gtest_filter='CudaLateRanks.OneOfTwoIsMasked'
+    done
   else
     FAILED+=("compute-sanitizer is not installed")
   fi

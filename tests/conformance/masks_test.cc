@@ -49,7 +49,7 @@ bool may_leave() { return backend_under_test() == Backend::kCpu || ranks_are_pro
 BufferOptions masking(const Shape& shape, std::chrono::nanoseconds timeout = 20s) {
   BufferOptions options = options_for(shape);
   options.on_timeout = OnTimeout::kMask;
-  options.timeout = timeout;
+  options.timeout = with_patience(timeout);
   return options;
 }
 

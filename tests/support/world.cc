@@ -120,6 +120,11 @@ bool ranks_share_memory() {
   return launch_under_test() != "hosts" && !launch_under_test().starts_with("apart");
 }
 
+std::chrono::nanoseconds with_patience(std::chrono::nanoseconds timeout) {
+  static const int factor = std::stoi(std::string(environment("TANDEM_TEST_PATIENCE", "1")));
+  return timeout * factor;
+}
+
 void* Rank::stream() const {
   return backend_under_test() == Backend::kCuda ? reinterpret_cast<void*>(kPerThreadStream)
                                                 : nullptr;

@@ -3,6 +3,8 @@
 // Both are parameters of the test program, so that one suite serves every backend:
 //   TANDEM_TEST_BACKEND=cpu|cuda           (default cpu)
 //   TANDEM_TEST_LAUNCH=threads|processes|apart|apart-threads|hosts   (default threads)
+// and for programs that are slow, under a sanitizer of GPU kernels:
+//   TANDEM_TEST_PATIENCE=N                 timeouts that tests wait for are N times as long
 // apart: processes, or threads, that share no memory, as if each were on a host of its own; hosts:
 // processes on three hosts, which are network namespaces (support/hosts.h).
 //
@@ -25,6 +27,7 @@ namespace tandem::test {
 [[nodiscard]] Backend backend_under_test();
 [[nodiscard]] bool ranks_are_processes();
 [[nodiscard]] bool ranks_share_memory();
+[[nodiscard]] std::chrono::nanoseconds with_patience(std::chrono::nanoseconds timeout);
 
 class Rank {
  public:

@@ -15,9 +15,10 @@ struct Holdings {
 // Of this process, after what is free has been given back to the system.
 [[nodiscard]] Holdings holdings();
 
-// "" or what is more after than before. Some memory may be: what the allocator keeps of all that
-// came and went. A buffer's block has more.
-[[nodiscard]] std::string what_is_left(const Holdings& before, const Holdings& after);
+// "" or what is more after than before. 2 MiB of memory may be, and `allowed_bytes` more: what the
+// allocator keeps of all that came and went. A buffer's block has more.
+[[nodiscard]] std::string what_is_left(const Holdings& before, const Holdings& after,
+                                       std::int64_t allowed_bytes = 0);
 
 void to_json(nlohmann::json& json, const Holdings& holdings);
 void from_json(const nlohmann::json& json, Holdings& holdings);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "common/lockstep.h"
@@ -268,7 +269,12 @@ void run_session(const SessionPlan& plan, Ledger& ledger, Buffer& buffer, std::i
                  const Communicator* all, const ReportFunction& report) {
   Session session(plan, ledger, buffer, report);
   session.prepare(all);
-  session.run(first);
+  if (all == nullptr || plan.options.ends_ranks()) return session.run(first);
+  // Whoever is done first frees no memory before the others are: on a GPU that threads share, that
+  // would wait for their operations, and keep a rank from launching what they wait for.
+  Lockstep lockstep(*all);
+  lockstep.step("operations", [&] { session.run(first); });
+  for (const std::string& error : lockstep.take_errors()) throw std::runtime_error(error);
 }
 
 }  // namespace tandem::tools

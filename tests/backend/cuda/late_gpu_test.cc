@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 BufferOptions masking(const Shape& shape, std::chrono::nanoseconds timeout) {
   BufferOptions options = options_for(shape);
   options.on_timeout = OnTimeout::kMask;
-  options.timeout = timeout;
+  options.timeout = with_patience(timeout);
   options.first_epoch = 0xfffffffaU;  // the wrap falls into the middle
   return options;
 }
@@ -78,6 +78,39 @@ TEST(CudaLateRanks, AreMaskedUnderReplays) {
   }
 }
 
+// As small as it can be, and each call by itself: what a sanitizer can be set on.
+TEST(CudaLateRanks, OneOfTwoIsMasked) {
+  Shape shape = entangled_three();
+  shape.num_ranks = 2;
+  shape.tokens.pop_back();
+  const auto [all, rest] = with_and_without(shape, kVictim);
+  run_ranks(shape.num_ranks, [&](Rank& rank) {
+    Buffer buffer(rank.communicator(), masking(shape, 300ms));
+    const Stream stream;
+    Pair pair(rank, all, buffer);
+    const auto run = [&](const Scenario& expected, const char* when) {
+      const DispatchResult result = pair.run(stream, false);
+      stream.synchronise();
+      const std::string report = pair.compare(result, expected);
+      rank.expect(report.empty(), std::string(when) + ": " + report);
+    };
+    run(all, "before");
+    rank.barrier();
+    if (rank.index() != kVictim) {
+      for (int i = 0; i < 3; ++i) run(rest, "without the late rank");
+      rank.expect(buffer.last_loss().has_value(), "it has been missed");
+    }
+    rank.barrier();
+    if (rank.index() == kVictim) {
+      rank.expect_error(ErrorCode::kMasked, {"rank 1 has been masked"}, [&] {
+        run(all, "never");
+        buffer.check();
+      });
+    }
+    rank.barrier();
+  });
+}
+
 // Rows of the victim that are announced, and do not come: zeros of token -1. Their experts' outputs
 // weigh nothing, as the victim misses the combine.
 void expect_without_rows_of(int victim, const Scenario& all, Rank& rank,
@@ -104,6 +137,9 @@ void expect_without_rows_of(int victim, const Scenario& all, Rank& rank,
 // nothing.
 TEST(CudaLateRanks, BlockThatStartsTooLateWritesNothing) {
   constexpr int kBlocks = 2;  // of each rank's kernels
+  // Nobody tells when a launch has reached the multiprocessors, or waits for one of them. Long, in
+  // case programs take turns on the GPU.
+  constexpr auto kQueued = 100ms;
   const Shape shape = entangled_three();
   const Scenario all = make_scenario(shape);
   int num_sms = 0;
@@ -134,7 +170,7 @@ TEST(CudaLateRanks, BlockThatStartsTooLateWritesNothing) {
     // waits for rank 0.
     const auto dispatch = [&](int whose) {
       if (rank.index() == whose) result = buffer.dispatch(exchange.x(), exchange.topk_idx(), call);
-      std::this_thread::sleep_for(5ms);
+      std::this_thread::sleep_for(kQueued);
       rank.barrier();
     };
     dispatch(2);
@@ -143,6 +179,7 @@ TEST(CudaLateRanks, BlockThatStartsTooLateWritesNothing) {
     // Whatever becomes free from now on is taken first by rank 0, then by these.
     if (rank.index() == 0) {
       instead = std::make_unique<Occupation>(3 * kBlocks);
+      std::this_thread::sleep_for(kQueued);
       for_rank_0->release();
     }
     if (rank.index() != kVictim) {
