@@ -119,12 +119,14 @@ fi
 if wanted conformance; then
   TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=threads step conformance-threads 240 \
     "$(program conformance_test)" --gtest_color=no
-  for launch in threads processes; do
+  for launch in threads processes apart-threads; do
     for tests in masks recovery; do
       TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=$launch step "$tests-$launch" 90 \
         "$(program conformance_${tests}_test)" --gtest_color=no
     done
   done
+  TANDEM_TEST_LAUNCH=apart-threads step masks-replayed-apart-threads 60 \
+    "$(program cuda_gpu_test)" --gtest_color=no --gtest_filter='CudaMasks.*'
   TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=processes step rejoin-processes 180 \
     "$(program conformance_rejoin_test)" --gtest_color=no
 fi

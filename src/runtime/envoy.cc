@@ -31,6 +31,7 @@ Envoy::Envoy(RemotePeers& remote, Membership& membership, CountsOf counts_of)
       counts_of_(std::move(counts_of)),
       council_(membership.rank(), membership.view().active, membership.view().number,
                [this](std::uint32_t number, const Change& change) { decided(number, change); }),
+      changed_by_(membership.num_ranks(), -1),
       told_(membership.num_ranks()),
       answered_(membership.num_ranks()) {
   remote_.listen(
@@ -83,6 +84,11 @@ std::uint32_t Envoy::number() const {
 std::uint32_t Envoy::num_starts() const {
   const std::lock_guard lock(mutex_);
   return council_.num_starts();
+}
+
+int Envoy::changed_by(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return changed_by_[rank];
 }
 
 void Envoy::tell_decisions(int rank) {
@@ -180,6 +186,7 @@ Envoy::Notes Envoy::answer(int source, std::span<const std::byte> text) {
 
 void Envoy::decided(std::uint32_t number, const Change& change) {
   has_news_ = true;
+  for (const int rank : change.ranks) changed_by_[rank] = change.proposer;
   membership_.amend([&](View& view) {
     if (layout::has_reached(view.number, number))
       return false;  // another rank of this host was first

@@ -41,6 +41,8 @@ class Envoy {
   void propose(std::uint32_t after, const Change& change);
   [[nodiscard]] bool is_quorum(const std::vector<bool>& ranks) const;
   [[nodiscard]] std::uint32_t num_starts() const;
+  // Who has had it decided that `rank` takes part, or no more; -1: nobody.
+  [[nodiscard]] int changed_by(int rank) const;
 
   // The newest decision that this rank itself has heard of.
   [[nodiscard]] std::uint32_t number() const;
@@ -86,6 +88,7 @@ class Envoy {
   mutable std::mutex mutex_;  // over what follows
   Council council_;
   bool has_news_ = false;                  // decided since the last look at it
+  std::vector<int> changed_by_;            // by rank
   std::vector<std::vector<Counts>> told_;  // by witness
   std::vector<std::uint32_t> answered_;    // by rank: the newest question
   std::uint32_t num_questions_ = 0;

@@ -23,8 +23,9 @@ namespace tandem::runtime {
 // One buffer's way to the ranks on other hosts. What is sent to a peer takes effect there in the
 // order of the calls: words are stored once everything sent before them has arrived.
 //
-// Thread safety: one caller at a time, as a buffer; what peers send is taken in at any time, by a
-// thread that sleeps when nothing comes.
+// Thread safety: one caller at a time, as a buffer, but for what is sent, which a thread of the
+// buffer's own may do besides; what peers send is taken in at any time, by a thread that sleeps
+// when nothing comes.
 class RemotePeers {
  public:
   virtual ~RemotePeers() = default;

@@ -6,13 +6,6 @@
 #include "tandem/error.h"
 
 namespace tandem::runtime {
-namespace {
-
-// Operations: whoever is left behind takes part no more, whichever it has come to. Ranks are two
-// apart at most.
-constexpr Epoch kLongAgo = 8;
-
-}  // namespace
 
 bool Roster::mask(int rank, const Context& next) {
   if (rank == rank_) {
@@ -24,17 +17,20 @@ bool Roster::mask(int rank, const Context& next) {
     const Failure cause{.info = {.code = ErrorCode::kMasked, .peer = rank},
                         .message = "rank " + std::to_string(rank_) + " has called mask(" +
                                    std::to_string(rank) + ")"};
+    const Epoch from = next.epoch + leads_.mask;
     if (envoy_ != nullptr) {
-      decide_or_fail({.kind = Change::Kind::kMask, .ranks = {rank}, .cause = cause}, next);
+      decide_or_fail({.kind = Change::Kind::kMask, .ranks = {rank}, .from = from, .cause = cause},
+                     next);
+      decided = true;
       continue;
     }
     View view = membership_->view();
     view.active[rank] = false;
-    view.from[rank] = next.epoch + leads_.mask;
+    view.from[rank] = from;
     view.cause = cause;
     decided = propose(std::move(view));
   }
-  return decided;
+  return decided && has_changed(rank);
 }
 
 bool Roster::unmask(int rank, const Context& next) {
@@ -53,6 +49,7 @@ bool Roster::unmask(int rank, const Context& next) {
     const Epoch from = layout::has_reached(theirs, ours) ? theirs : ours;
     if (envoy_ != nullptr) {
       decide_or_fail({.kind = Change::Kind::kUnmask, .ranks = {rank}, .from = from}, next);
+      decided = true;
       continue;
     }
     View view = membership_->view();
@@ -62,7 +59,7 @@ bool Roster::unmask(int rank, const Context& next) {
     view.cause.reset();
     decided = propose(std::move(view));
   }
-  return decided;
+  return decided && has_changed(rank);
 }
 
 bool Roster::waits(int rank) const {

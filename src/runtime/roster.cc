@@ -198,7 +198,10 @@ bool Roster::propose(View next) {
 
 void Roster::mask(std::span<const int> ranks, const Failure& cause) {
   if (envoy_ != nullptr) {
-    decide({.kind = Change::Kind::kMask, .ranks = {ranks.begin(), ranks.end()}, .cause = cause},
+    decide({.kind = Change::Kind::kMask,
+            .ranks = {ranks.begin(), ranks.end()},
+            .from = static_cast<Epoch>(cause.info.epoch + 1),
+            .cause = cause},
            cause);
     return;
   }
@@ -253,18 +256,22 @@ void Roster::propose_failure(const Failure& cause) {
 // is waited for.
 void Roster::write_view(const Context& context, const std::function<void()>& write) {
   do {
-    look(context);
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      if (rank != rank_) await_silence(rank, context);
+    do {
+      look(context);
+      for (int rank = 0; rank < num_ranks_; ++rank) {
+        if (rank != rank_ && !is_elsewhere(rank)) await_silence(rank, context);
+      }
+    } while (!membership_->begin_writing());
+    try {
+      write();
+    } catch (...) {
+      membership_->end_writing();
+      throw;
     }
-  } while (!membership_->begin_writing());
-  try {
-    write();
-  } catch (...) {
     membership_->end_writing();
-    throw;
-  }
-  membership_->end_writing();
+    // Ranks elsewhere raise no flag here. What they write comes behind their decision: where it has
+    // come meanwhile, what they wrote may just have been written over.
+  } while (envoy_ != nullptr && membership_->changed());
 }
 
 void Roster::await(const std::function<bool()>& done, const Context& context) {

@@ -40,6 +40,7 @@ struct RosterEvents {
 };
 
 // From when on a change holds that a caller asks for, counted from the caller's next operation.
+// Across hosts 0 or, where a rank that is left out sends nothing of operations from then on, more.
 struct Leads {
   Epoch mask = 0;
   Epoch unmask = 2;
@@ -68,7 +69,9 @@ class Roster {
   // The view that this rank has adopted; the number of the round of failures that is to be
   // recovered from in the newest, 0 if there is none.
   [[nodiscard]] const View& view() const { return membership_->view(); }
-  [[nodiscard]] std::uint32_t round() const { return membership_->newest().round; }
+  [[nodiscard]] std::uint32_t round() const { return newest().round; }
+  // The newest one, by any thread.
+  [[nodiscard]] View newest() const { return membership_->newest(); }
 
   // Waits for something that the host of another rank is about to do. Throws kTimeout.
   void await(const std::function<bool()>& done, const Context& context);
@@ -132,6 +135,10 @@ class Roster {
   [[nodiscard]] Seam& seam() { return membership_->seam(); }
 
  protected:
+  // Operations: whoever is left behind takes part no more, whichever it has come to. Ranks are two
+  // apart at most.
+  static constexpr Epoch kLongAgo = 8;
+
   // Has something been decided here, or gone wrong on another host?
   [[nodiscard]] bool changed() const {
     return membership_->changed() || (remote_ != nullptr && remote_->failed());
@@ -166,6 +173,9 @@ class Roster {
   [[noreturn]] void throw_not_let_in(std::chrono::nanoseconds waited);
 
   // --- roster_across_hosts.cc ---
+  // Where masks hold at once, what a masked rank sends from now on is dropped. Where they lead, it
+  // takes part until they hold, and sends nothing of later operations.
+  [[nodiscard]] bool masks_lead() const { return leads_.mask > 0; }
   // Has all hosts decide, behind the view that this rank has adopted, what `change` says, unless
   // something else has been by then. Throws `undecided` if it cannot be: the ranks that can be
   // reached are no quorum.
@@ -188,6 +198,10 @@ class Roster {
     std::chrono::nanoseconds waited{0};
   };
   [[nodiscard]] Absent await_others();
+  // After a decision for which this rank has asked, or another at the same time: was it this one's?
+  [[nodiscard]] bool has_changed(int rank) const {
+    return envoy_ == nullptr || envoy_->changed_by(rank) == rank_;
+  }
   void shut_or_admit(int rank, const View& view);
   void tell_of_adoption(std::span<const int> lost, const Context& context);
 

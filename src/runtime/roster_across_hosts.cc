@@ -100,6 +100,7 @@ void Roster::ask_elsewhere(std::span<const int> ranks) {
 }
 
 void Roster::shut_or_admit(int rank, const View& view) {
+  if (masks_lead()) return;
   if (view.active[rank]) {
     remote_->admit(rank, view.from[rank]);
   } else {
@@ -200,13 +201,18 @@ Roster::Start Roster::recover_across_hosts(Epoch next) {
     if (!absent.ranks.empty()) {
       const int culprit = absent.ranks.front();
       const std::optional<std::string> why = gone(culprit);
-      mask(absent.ranks, {.info = {.code = why ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
+      const Failure cause{.info = {.code = why ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
                                    .phase = Phase::kMembership,
                                    .peer = culprit,
                                    .waited = absent.waited,
                                    .limit = waiter_.limit()},
                           .message = "rank " + std::to_string(culprit) + " " +
-                                     why.value_or("has not called recover()")});
+                                     why.value_or("has not called recover()")};
+      decide({.kind = Change::Kind::kMask,
+              .ranks = absent.ranks,
+              .from = next - kLongAgo,
+              .cause = cause},
+             cause);
       continue;
     }
     if (!std::ranges::all_of(active_, [&](int rank) { return has_come(rank); })) continue;

@@ -65,6 +65,24 @@ TEST(RequestRing, HasRoomUntilItIsFullAndAgainForEachThatIsTaken) {
   }
 }
 
+// An operation that fails may leave a number out, and requests behind it.
+TEST(RequestRing, BeginsAnewWithoutWhatWasLeftBehind) {
+  RequestRing ring{};
+  RequestReader reader(ring);
+  write_request(ring, 0, numbered(0), HostMemory());
+  write_request(ring, 2, numbered(2), HostMemory());
+  write_request(ring, 3, numbered(3), HostMemory());
+  expect_number(*reader.take(), 0);
+  EXPECT_FALSE(reader.take());
+  reader.restart();
+  EXPECT_TRUE(has_room(RequestRing::kNumEntries - 1, ring.taken));
+  write_request(ring, 0, numbered(10), HostMemory());
+  write_request(ring, 1, numbered(11), HostMemory());
+  expect_number(*reader.take(), 10);
+  expect_number(*reader.take(), 11);
+  EXPECT_FALSE(reader.take()) << "what follows is of before";
+}
+
 TEST(RequestRing, LosesAndMixesUpNothingOfManyWritersWhileItIsFull) {
   constexpr int kNumWriters = 4;
   constexpr std::uint64_t kNumRequests = 20'000;

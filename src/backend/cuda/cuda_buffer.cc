@@ -51,6 +51,7 @@ CudaBuffer::~CudaBuffer() {
   }
   // Says that this rank has left. Before waiting for the device, where kernels of ranks that are
   // threads of this process may be waiting for this one.
+  if (relay_) relay_->set_newest_view(nullptr);
   roster_.reset();
   if (last_stream_ != nullptr) warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   relay_.reset();

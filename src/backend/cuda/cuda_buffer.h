@@ -79,7 +79,6 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::optional<ErrorRecord> take_record();
   [[noreturn]] void throw_record(const ErrorRecord& record) const;
   [[nodiscard]] std::optional<runtime::Failure> fatal_failure() const;
-  void refuse_across_hosts() const;
   void allocate_staging();
   void copy_words(std::byte* to, const void* from, std::int64_t size_bytes);
   void finish_copies();
@@ -89,11 +88,13 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::vector<layout::Word> read_words(const void* from);  // one of each rank
   [[nodiscard]] std::vector<layout::Word> read_roster();
   [[nodiscard]] layout::Word pending_word(int rank) const;
+  void tell_change(int rank, const runtime::Context& next);
   void write_roster(const runtime::Context& next);
   void write_roster_words();
   void stop_if_failed();
   void require_settled(int rank, layout::Epoch next);
   void await_roster(const runtime::Context& first);
+  void write_own_roster();
   void start_together(const runtime::Context& first, const runtime::View& then);
   [[nodiscard]] bool meet(int rank);
 
@@ -146,8 +147,8 @@ class CudaBuffer final : public runtime::BackendBuffer {
   mutable std::mutex record_mutex_;  // while a record is read, none is allowed to follow it
   mutable std::mutex mutex_;         // of the roster, the staging memory and the side stream
   Staging* staging_ = nullptr;
-  layout::Doorbell doorbell_{};  // nobody rings: hosts meet when operations have failed, and look
-                                 // often enough
+  layout::Doorbell doorbell_{};  // of one host. Nobody rings: hosts meet when operations have
+                                 // failed, and look often enough
   std::unique_ptr<runtime::Roster> roster_;
 
   bool combined_[layout::kNumHalves] = {};           // since the half's dispatch

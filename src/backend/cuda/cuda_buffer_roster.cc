@@ -84,12 +84,8 @@ std::vector<layout::Word> CudaBuffer::read_roster() {
   return read_words(own_block() + plan_.block.roster(0));
 }
 
-// A rank's roster word by the view at hand, for whoever has not heard of the last change yet.
 layout::Word CudaBuffer::pending_word(int rank) const {
-  const runtime::View& view = roster_->view();
-  return layout::make_word(view.from[rank], layout::kRosterPending |
-                                                (view.active[rank] ? 0 : layout::kRosterMasked) |
-                                                (view.lost[rank] ? layout::kRosterLost : 0));
+  return cuda::pending_word(roster_->view(), rank);
 }
 
 // Roster words of all ranks. This rank's kernels know which changes are so old that epochs tell
@@ -170,7 +166,9 @@ void CudaBuffer::check(runtime::Stage stage) {
       throw;
     }
   } else if (relay_) {
-    relay_->check();
+    if (const auto trouble = relay_->trouble()) {
+      roster_->fail(Error(trouble->info, trouble->message));
+    }
   }
   roster_->look(context);
   roster_->require_sound(context);
@@ -219,24 +217,23 @@ void CudaBuffer::require_settled(int rank, layout::Epoch next) {
                   " on, and that may be changed two operations later");
 }
 
-void CudaBuffer::refuse_across_hosts() const {
-  if (!relay_) return;
-  throw Error(ErrorCode::kUnsupported,
-              "ranks on GPUs of several hosts cannot be masked or recovered yet");
+// After this rank has had it decided that another takes part, or no more: the others' kernels hear
+// of it before they hear of this rank's next operation.
+void CudaBuffer::tell_change(int rank, const Context& next) {
+  write_roster(next);
+  if (relay_) relay_->tell_roster_word(rank, pending_word(rank));
 }
 
 void CudaBuffer::mask(int rank) {
-  refuse_across_hosts();
   check();
   const DeviceScope scope(device_);
   const Context next{.operation = Operation::kNone, .epoch = read_state().send.epoch};
   const std::lock_guard lock(mutex_);
   if (rank != plan_.rank && roster_->is_active(rank)) require_settled(rank, next.epoch);
-  if (roster_->mask(rank, next)) write_roster(next);
+  if (roster_->mask(rank, next)) tell_change(rank, next);
 }
 
 void CudaBuffer::unmask(int rank) {
-  refuse_across_hosts();
   check();
   const DeviceScope scope(device_);
   const Context next{.operation = Operation::kNone, .epoch = read_state().send.epoch};
@@ -250,11 +247,10 @@ void CudaBuffer::unmask(int rank) {
                       " waits to be let in, but not all ranks have mapped its memory yet");
     }
   }
-  if (roster_->unmask(rank, next)) write_roster(next);
+  if (roster_->unmask(rank, next)) tell_change(rank, next);
 }
 
 void CudaBuffer::recover() {
-  refuse_across_hosts();
   const DeviceScope scope(device_);
   const std::lock_guard lock(mutex_);
   staging_->words[0] = 1;
@@ -270,7 +266,10 @@ void CudaBuffer::recover() {
                 "rank " + std::to_string(plan_.rank) + " waited for its own kernels to end");
   }
   // The operation that failed has taken its epoch, but has not moved on.
-  const runtime::Roster::Start start = roster_->recover(load_state().send.epoch + 1);
+  const layout::Epoch next = load_state().send.epoch + 1;
+  if (relay_) relay_->rest(next + 2);
+  const runtime::Roster::Start start = roster_->recover(next);
+  if (relay_) relay_->await_leaving(roster_->active());
   const layout::Epoch epoch = start.view.from[plan_.rank];
   const Context first{.operation = Operation::kNone, .epoch = epoch};
   if (start.let_in) {
@@ -284,12 +283,25 @@ void CudaBuffer::recover() {
   staging_->words[0] = 0;
   copy_words(own_block() + plan_.block.stop(), staging_->words, sizeof(layout::Word));
   finish_copies();
-  const std::lock_guard record_lock(record_mutex_);
-  *record_ = ErrorRecord();
+  {
+    const std::lock_guard record_lock(record_mutex_);
+    *record_ = ErrorRecord();
+  }
+  if (relay_) relay_->resume();
 }
 
-// Whoever has let this rank in writes all roster words into its block.
+// Whoever has let this rank in writes all roster words into its block, but from another host, where
+// only those are told that change.
 void CudaBuffer::await_roster(const Context& first) {
+  if (relay_) {
+    roster_->write_view(first, [&] {
+      for (int rank = 0; rank < plan_.num_ranks; ++rank) {
+        staging_->words[rank] = word_from(roster_->view(), rank, first.epoch);
+      }
+      write_own_roster();
+    });
+    return;
+  }
   const auto here = [&] { return read_roster()[plan_.rank] == pending_word(plan_.rank); };
   roster_->await(here, first);
   roster_->write_view(first, [] {});  // all of them, once nobody writes
@@ -309,9 +321,15 @@ void CudaBuffer::start_together(const Context& first, const runtime::View& then)
       const layout::Word word = pending_word(rank);
       staging_->words[rank] = stays ? layout::settled(word) : word;
     }
-    copy_words(own_block() + plan_.block.roster(0), staging_->words, size_bytes);
-    finish_copies();
+    write_own_roster();
   });
+}
+
+// What is staged.
+void CudaBuffer::write_own_roster() {
+  copy_words(own_block() + plan_.block.roster(0), staging_->words,
+             plan_.num_ranks * std::int64_t{sizeof(layout::Word)});
+  finish_copies();
 }
 
 // Maps the block of the process that is this rank now. While it waits to be let in, not before

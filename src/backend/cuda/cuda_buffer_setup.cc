@@ -124,14 +124,15 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
   if (has_door()) peers_->open_to_others();
   const auto kind = has_door() ? runtime::SymmetricMemory::Kind::kAlwaysFile
                                : runtime::SymmetricMemory::Kind::kPlain;
-  make_roster(std::make_unique<runtime::Membership>(*bootstrap, plan.num_ranks,
-                                                    plan.options.first_epoch, kind));
+  auto membership = std::make_unique<runtime::Membership>(*bootstrap, plan.num_ranks,
+                                                          plan.options.first_epoch, kind);
   runtime::agree(*bootstrap, [&] {
     if (variant_ == Variant::kElsewhere) {
       relay_ = std::make_unique<Relay>(device_, plan, *bootstrap, block_,
                                        [this] { return fatal_failure(); });
       relay_->fill(view_);
     }
+    make_roster(std::move(membership));
     fill_control(plan.options.first_epoch - 1);
     fill_tables(plan.options.first_epoch);
     warm_up();
@@ -189,13 +190,15 @@ void CudaBuffer::require_supported(const runtime::Bootstrap* bootstrap) const {
 }
 
 void CudaBuffer::make_roster(std::unique_ptr<runtime::Membership> membership) {
+  layout::Doorbell& doorbell = relay_ ? relay_->doorbell() : doorbell_;
   roster_ = std::make_unique<runtime::Roster>(
-      plan_, runtime::Waiter(doorbell_, plan_.options.timeout, plan_.num_ranks), nullptr,
-      std::move(membership),
+      plan_, runtime::Waiter(doorbell, plan_.options.timeout, plan_.num_ranks),
+      relay_ ? &relay_->peers() : nullptr, std::move(membership),
       runtime::RosterEvents{.ring = [this] { stop_if_failed(); },
                             .forget = [](std::span<const int>) {},
                             .meet = [this](int rank) { return meet(rank); }},
       runtime::Leads{.mask = kLead, .unmask = kLead});
+  if (relay_) relay_->set_newest_view([roster = roster_.get()] { return roster->newest(); });
 }
 
 // What needs no peer: the device, its limits, memory.

@@ -92,6 +92,7 @@ void DeviceCarrier::carry_to_landing(std::int64_t offset, std::int64_t size_byte
 
 void DeviceCarrier::carry_words(int source, std::int64_t offset, std::span<const Word> words) {
   if (offset == layout_.completed(source) && words.size() == 1) {
+    const std::lock_guard lock(held_mutex_);
     sources_[source].completed = words[0];
     release_completed(source);
     return;
@@ -105,17 +106,13 @@ void DeviceCarrier::carry_words(int source, std::int64_t offset, std::span<const
 }
 
 void DeviceCarrier::set_has_left(std::function<bool(int, int)> has_left) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(held_mutex_);
   has_left_ = std::move(has_left);
 }
 
 void DeviceCarrier::release_completed(int source) {
   std::optional<Word>& held = sources_[source].completed;
-  if (!held) return;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!has_left_ || !has_left_(source, layout::parity(layout::epoch_of(*held)))) return;
-  }
+  if (!held || !has_left_ || !has_left_(source, layout::parity(layout::epoch_of(*held)))) return;
   const std::int64_t offset = layout_.completed(source);
   // An earlier one that has not been copied yet becomes this one: it only grows.
   std::atomic_ref(*reinterpret_cast<Word*>(words_.get() + offset))
@@ -124,10 +121,23 @@ void DeviceCarrier::release_completed(int source) {
   copy_words(offset, sizeof(Word));
 }
 
-void DeviceCarrier::retry_completed() {
-  for (std::size_t source = 0; source < sources_.size(); ++source) {
-    release_completed(static_cast<int>(source));
+void DeviceCarrier::wake() {
+  {
+    const std::lock_guard lock(held_mutex_);
+    for (std::size_t source = 0; source < sources_.size(); ++source) {
+      release_completed(static_cast<int>(source));
+    }
   }
+  runtime::fence(std::memory_order_seq_cst);  // pairs with that of whoever falls asleep
+  runtime::ring(doorbell_);
+}
+
+void DeviceCarrier::forget() {
+  {
+    const std::lock_guard lock(held_mutex_);
+    for (Source& source : sources_) source.completed.reset();
+  }
+  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 
 void DeviceCarrier::lost(int peer) {

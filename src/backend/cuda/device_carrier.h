@@ -2,7 +2,7 @@
 // pinned memory of the host and are copied to this rank's device memory, all on one stream and so
 // in the order in which they take effect. The copies run beside kernels that wait for them.
 //
-// Thread safety: as runtime::Carrier; word() and problem() at any time.
+// Thread safety: as runtime::Carrier; word(), problem() and forget() at any time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,6 +17,7 @@
 
 #include "runtime/backend.h"
 #include "runtime/network.h"
+#include "runtime/waiter.h"
 
 namespace tandem::cuda {
 
@@ -41,10 +42,15 @@ class DeviceCarrier final : public runtime::Carrier {
 
   // `completed` of a peer says that what this rank sent it may be overwritten, so it is held back
   // while the network has not said the same: `has_left(peer, parity)`. Set before anything comes,
-  // and to nothing before it cannot be called any more; retry_completed is called when more has
-  // left.
+  // and to nothing before it cannot be called any more.
   void set_has_left(std::function<bool(int, int)> has_left);
-  void retry_completed();
+
+  // More has left, or come: looks at what is held back, and rings for whoever waits on the host.
+  void wake();
+  [[nodiscard]] layout::Doorbell& doorbell() { return doorbell_; }
+
+  // Waits until all that has come by now is on the device, and drops what is held back.
+  void forget();
 
   // Memory that the network reads, which shall live as long as this object.
   void keep(std::shared_ptr<std::byte> memory) { kept_.push_back(std::move(memory)); }
@@ -68,7 +74,7 @@ class DeviceCarrier final : public runtime::Carrier {
   };
   struct Source {
     Room rooms[2];
-    std::optional<layout::Word> completed;  // held back
+    std::optional<layout::Word> completed;  // held back; under held_mutex_
   };
 
   void copy(std::byte* to, const std::byte* from, std::int64_t size_bytes);
@@ -90,9 +96,11 @@ class DeviceCarrier final : public runtime::Carrier {
   cudaStream_t stream_ = nullptr;
   std::vector<std::shared_ptr<std::byte>> kept_;
   std::vector<Source> sources_;  // by rank
-  mutable std::mutex mutex_;     // of the following
-  std::function<bool(int, int)> has_left_;
-  std::string problem_;
+  layout::Doorbell doorbell_{};
+  std::mutex held_mutex_;
+  std::function<bool(int, int)> has_left_;  // under it
+  mutable std::mutex mutex_;
+  std::string problem_;  // under it
 };
 
 }  // namespace tandem::cuda

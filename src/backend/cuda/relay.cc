@@ -25,6 +25,10 @@ constexpr std::chrono::milliseconds kLeaveTimeout{2000};
 // the peer is told that there was one block.
 constexpr std::uint32_t kBlocksOfRelay = 1;
 
+// Operations after which the gate is moved up: its epoch is never half of all epochs away.
+constexpr layout::Epoch kGateTurn = layout::Epoch{1} << 20;
+constexpr layout::Epoch kLongAgo = 8;  // no rank that takes part is that far behind
+
 std::vector<int> ranks_on_other_hosts(runtime::Bootstrap& bootstrap) {
   const std::vector<int> here = bootstrap.host_ranks();
   std::vector<int> elsewhere;
@@ -32,11 +36,6 @@ std::vector<int> ranks_on_other_hosts(runtime::Bootstrap& bootstrap) {
     if (!std::binary_search(here.begin(), here.end(), rank)) elsewhere.push_back(rank);
   }
   return elsewhere;
-}
-
-runtime::Failure trouble(int rank, const std::string& what) {
-  return {.info = {.code = ErrorCode::kPeerLost, .peer = rank},
-          .message = "rank " + std::to_string(rank) + " can send no more: " + what};
 }
 
 }  // namespace
@@ -53,7 +52,9 @@ Relay::Relay(int device, const runtime::BufferPlan& plan, runtime::Bootstrap& bo
       outbox_memory_(allocate_mapped_host(device, outbox_.size_bytes())),
       one_(allocate_mapped_host(device, sizeof(std::uint32_t))),
       carrier_(std::make_shared<DeviceCarrier>(device, plan, remote_, block_)),
-      reader_(*reinterpret_cast<RequestRing*>(outbox_memory_.get() + outbox_.ring())) {
+      reader_(*reinterpret_cast<RequestRing*>(outbox_memory_.get() + outbox_.ring())),
+      audience_(plan.num_ranks),
+      gate_(plan.options.first_epoch) {
   const DeviceScope scope(device_);
   void* on_device = nullptr;
   check_cuda(cudaHostGetDevicePointer(&on_device, outbox_memory_.get(), 0),
@@ -75,14 +76,13 @@ Relay::Relay(int device, const runtime::BufferPlan& plan, runtime::Bootstrap& bo
     landed.resize(static_cast<std::size_t>(plan_.experts.num_local(plan_.rank)) *
                   static_cast<std::size_t>(plan_.num_ranks));
   }
-  peers_ =
-      bootstrap.network()->open({.block = nullptr,
-                                 .block_bytes = plan_.block.size_bytes(),
-                                 .control_bytes = plan_.block.doorbell(),
-                                 .staging_bytes = 0,
-                                 .landing_bytes = carrier_->landing_bytes(),
-                                 .wake = [carrier = carrier_.get()] { carrier->retry_completed(); },
-                                 .carrier = carrier_});
+  peers_ = bootstrap.network()->open({.block = nullptr,
+                                      .block_bytes = plan_.block.size_bytes(),
+                                      .control_bytes = plan_.block.control_bytes(),
+                                      .staging_bytes = 0,
+                                      .landing_bytes = carrier_->landing_bytes(),
+                                      .wake = [carrier = carrier_.get()] { carrier->wake(); },
+                                      .carrier = carrier_});
   carrier_->set_has_left(
       [peers = peers_.get()](int peer, int parity) { return peers->has_left(peer, parity); });
 }
@@ -121,9 +121,15 @@ void Relay::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void Relay::check() const {
+void Relay::set_newest_view(std::function<runtime::View()> newest_view) {
+  const std::lock_guard lock(turn_);
+  newest_view_ = std::move(newest_view);
+  if (newest_view_) view_ = newest_view_();
+}
+
+std::optional<runtime::Failure> Relay::trouble() const {
   const std::lock_guard lock(mutex_);
-  if (failure_) failure_->raise();
+  return trouble_;
 }
 
 std::string Relay::why_lost(int peer) const { return peers_->lost(peer).value_or("is lost"); }
@@ -148,18 +154,27 @@ void Relay::run() {
   for (;;) {
     // Looked at first: what was asked for before is done before.
     const bool stopping = stopping_.load(std::memory_order_relaxed);
-    try {
-      while (const std::optional<Request> request = reader_.take()) {
-        handle(*request);
-        last_work = Clock::now();
-      }
-    } catch (const Error& error) {
-      fail(trouble(plan_.rank, error.message()), true);
+    {
+      const std::lock_guard lock(turn_);
+      if (!is_resting_ && work()) last_work = Clock::now();
     }
-    watch();
     if (stopping) return;
     pause(last_work);
   }
+}
+
+bool Relay::work() {
+  bool was_asked = false;
+  try {
+    while (const std::optional<Request> request = reader_.take()) {
+      was_asked = true;
+      handle(*request);
+    }
+  } catch (const Error& error) {
+    fail(error.message());
+  }
+  watch();
+  return was_asked;
 }
 
 // What has failed here is told to the peers, what has failed there to the kernels.
@@ -170,34 +185,95 @@ void Relay::watch() {
       peers_->send_failure(*failure);
     }
   }
-  if (peers_->failed()) fail(peers_->failure(), false);
-  if (const auto problem = carrier_->problem()) fail(trouble(plan_.rank, *problem), true);
+  if (peers_->failed()) stop_kernels();
+  if (const auto problem = carrier_->problem()) fail(*problem);
 }
 
-void Relay::fail(const runtime::Failure& failure, bool is_news) {
+void Relay::fail(const std::string& what) {
+  const runtime::Failure failure{
+      .info = {.code = ErrorCode::kPeerLost, .peer = plan_.rank},
+      .message = "rank " + std::to_string(plan_.rank) + " can send no more: " + what};
   {
     const std::lock_guard lock(mutex_);
-    if (failure_) return;
-    failure_ = failure;
+    if (trouble_) return;
+    trouble_ = failure;
   }
+  stop_kernels();
+  if (!std::exchange(has_told_, true)) peers_->send_failure(failure);
+}
+
+void Relay::stop_kernels() {
+  if (std::exchange(has_stopped_, true)) return;
   warn_cuda(cudaMemcpyAsync(device_failed_, one_.get(), sizeof(std::uint32_t),
                             cudaMemcpyHostToDevice, stream_),
             "cudaMemcpyAsync");
-  if (is_news && !has_told_) peers_->send_failure(failure);
-  has_told_ = true;
+}
+
+void Relay::tell_roster_word(int rank, Word word) {
+  const runtime::RemotePeers::WordRun run{plan_.block.roster(rank), {&word, 1}};
+  for (const int peer : remote_) peers_->send_words(peer, {&run, 1});
+}
+
+// What was asked for behind a number that a failed kernel has left out is not done. Messages that
+// are dropped come from operations that have failed or that this rank took no part in: ranks are
+// two apart at most, and begin anew two operations beyond the last that anybody has come to.
+void Relay::rest(layout::Epoch from) {
+  const DeviceScope scope(device_);
+  {
+    const std::lock_guard lock(turn_);
+    if (!is_resting_) static_cast<void>(work());
+    is_resting_ = true;
+    close_to(from);
+  }
+  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  carrier_->forget();
+}
+
+void Relay::close_to(layout::Epoch from) {
+  gate_ = from;
+  for (const int peer : remote_) peers_->admit(peer, from);
+}
+
+void Relay::await_leaving(std::span<const int> active) const {
+  const auto limit = plan_.options.timeout;
+  const auto deadline =
+      runtime::Deadline::after(std::chrono::ceil<std::chrono::milliseconds>(limit));
+  for (const int peer : remote_) {
+    const auto is_reading = [&] {
+      return !peers_->lost(peer) && !(peers_->has_left(peer, 0) && peers_->has_left(peer, 1));
+    };
+    while (std::ranges::find(active, peer) != active.end() && is_reading()) {
+      if (deadline.passed()) {
+        throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                              .phase = Phase::kMembership,
+                              .peer = peer,
+                              .limit = limit},
+                    "rank " + std::to_string(peer) +
+                        " does not take what was sent to it before operations failed");
+      }
+      std::this_thread::sleep_for(microseconds(20));
+    }
+  }
+}
+
+void Relay::resume() {
+  const std::lock_guard lock(turn_);
+  reader_.restart();
+  has_told_ = has_stopped_ = is_resting_ = false;
+  const std::lock_guard trouble_lock(mutex_);
+  trouble_.reset();
 }
 
 void Relay::handle(const Request& request) {
-  const std::int64_t arrived =
-      plan_.block.arrived(layout::parity(request.epoch), plan_.rank, kFirstBlockWord);
-  const Word done = layout::make_word(request.epoch, 0);
+  if (newest_view_) view_ = newest_view_();
+  if (request.epoch - gate_ > kGateTurn) close_to(request.epoch - kLongAgo);
   switch (request.kind) {
     case RequestKind::kHeader:
       send_header(request);
       return;
     case RequestKind::kRows:
       if (request.has_rows != 0) send_rows(request);
-      send_word(arrived, done);
+      send_arrived(request.epoch);
       return;
     case RequestKind::kReady:
       if (request.has_rows != 0) send_outputs(request);
@@ -205,14 +281,35 @@ void Relay::handle(const Request& request) {
       return;
     case RequestKind::kCompleted:
       if (request.operation == Operation::kDispatch) plan_landed(request);
-      send_word(plan_.block.completed(plan_.rank), done);
+      send_completed(request.epoch);
       return;
   }
 }
 
-void Relay::send_word(std::int64_t offset, Word word) {
-  const runtime::RemotePeers::WordRun run{offset, {&word, 1}};
-  for (const int peer : remote_) peers_->send_words(peer, {&run, 1});
+// Those who take part from the next operation on are told too.
+void Relay::send_completed(layout::Epoch epoch) {
+  const Word done = layout::make_word(epoch, 0);
+  const runtime::RemotePeers::WordRun run{plan_.block.completed(plan_.rank), {&done, 1}};
+  for (const int peer : remote_) {
+    if (takes_part(peer, epoch) || takes_part(peer, epoch + 1)) peers_->send_words(peer, {&run, 1});
+  }
+}
+
+bool Relay::takes_part(int peer, layout::Epoch epoch) {
+  return audience_.takes_part(view_, peer, epoch);
+}
+
+void Relay::send_words(layout::Epoch epoch, std::span<const runtime::RemotePeers::WordRun> runs) {
+  for (const int peer : remote_) {
+    if (takes_part(peer, epoch)) peers_->send_words(peer, runs);
+  }
+}
+
+void Relay::send_arrived(layout::Epoch epoch) {
+  const Word done = layout::make_word(epoch, 0);
+  send_words(
+      epoch,
+      {{{plan_.block.arrived(layout::parity(epoch), plan_.rank, kFirstBlockWord), {&done, 1}}}});
 }
 
 // The header last: it releases the others.
@@ -228,7 +325,7 @@ void Relay::send_ready(const Request& request) {
   const runtime::RemotePeers::WordRun runs[] = {
       {plan_.block.argument(parity, plan_.rank, Argument{}), arguments},
       {plan_.block.header(parity, plan_.rank), {&header, 1}}};
-  for (const int peer : remote_) peers_->send_words(peer, runs);
+  send_words(request.epoch, runs);
 }
 
 void Relay::send_header(const Request& request) {
@@ -246,7 +343,7 @@ void Relay::send_header(const Request& request) {
   const runtime::RemotePeers::WordRun runs[] = {
       {counts_at, counts},
       {plan_.block.arrived(parity, plan_.rank, kNumBlocksWord), {&num_blocks, 1}}};
-  for (const int peer : remote_) peers_->send_words(peer, runs);
+  send_words(request.epoch, runs);
   send_ready(request);
 }
 
@@ -263,7 +360,8 @@ void Relay::send_rows(const Request& request) {
   const auto* const first_rows = in_outbox<std::uint32_t>(outbox_.first_rows(parity));
   const auto* const halves = in_outbox<std::uint32_t>(outbox_.halves(parity));
   const auto is_remote = [&](int rank) {
-    return std::binary_search(remote_.begin(), remote_.end(), rank);
+    return std::binary_search(remote_.begin(), remote_.end(), rank) &&
+           takes_part(rank, request.epoch);
   };
 
   std::int64_t start = 0;
@@ -332,7 +430,7 @@ void Relay::send_outputs(const Request& request) {
   std::vector<Run> runs;
   std::int64_t used = 0;
   for (const int source : remote_) {
-    for (int local = 0; local < num_local; ++local) {
+    for (int local = 0; local < num_local && takes_part(source, request.epoch); ++local) {
       const std::int64_t at = std::int64_t{local} * plan_.num_ranks + source;
       const std::int64_t count = ranges[at] & 0xffffffff;
       if (count == 0) continue;

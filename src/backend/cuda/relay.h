@@ -6,7 +6,10 @@
 // A network that can read and write a GPU's memory needs neither that copy nor the carrier: outputs
 // could be sent from the region, and RemoteMemory::block be the device's.
 //
-// Thread safety: check() and why_lost() at any time.
+// Who takes part is decided beside it, through the same RemotePeers: peers() is for the caller's
+// thread.
+//
+// Thread safety: trouble(), why_lost() and set_newest_view() at any time, the rest by one caller.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +28,7 @@
 #include "backend/cuda/device_carrier.h"
 #include "backend/cuda/kernel_params.h"
 #include "backend/cuda/request_ring.h"
+#include "backend/cuda/roster_words.h"
 #include "runtime/backend.h"
 #include "runtime/network.h"
 
@@ -47,9 +52,27 @@ class Relay {
   [[nodiscard]] std::byte* outbox() const { return device_outbox_; }
   void start();
 
-  // Throws what a peer on another host, or the thread, has failed with.
-  void check() const;
+  [[nodiscard]] runtime::RemotePeers& peers() { return *peers_; }
+  // Rung when something has come for whoever waits on the host.
+  [[nodiscard]] layout::Doorbell& doorbell() { return carrier_->doorbell(); }
+  // By what the thread knows who takes part. Null: from now on by what it knows.
+  void set_newest_view(std::function<runtime::View()> newest_view);
+
+  // What the thread itself has failed with.
+  [[nodiscard]] std::optional<runtime::Failure> trouble() const;
   [[nodiscard]] std::string why_lost(int peer) const;
+
+  // Writes a roster word into the blocks of all ranks on other hosts, before anything that is sent
+  // later takes effect there.
+  void tell_roster_word(int rank, layout::Word word);
+
+  // No kernel of this rank is at work, or will be until resume(). Does what they have asked for;
+  // from then on nothing that peers send of operations before `from` reaches the block.
+  void rest(layout::Epoch from);
+  // While it rests: until the network has read what it was given for `active`. Throws kTimeout.
+  void await_leaving(std::span<const int> active) const;
+  // Kernels may be launched again.
+  void resume();
 
  private:
   // What is kept of a dispatch, by parity, until its rows are sent; and, by half, until its
@@ -60,16 +83,23 @@ class Relay {
   };
 
   void run();
+  // One turn of the thread; was there something to do?
+  [[nodiscard]] bool work();
   void pause(std::chrono::steady_clock::time_point last_work) const;
   void watch();
-  void fail(const runtime::Failure& failure, bool is_news);
+  void fail(const std::string& what);
+  void close_to(layout::Epoch from);
+  void stop_kernels();
 
   void handle(const Request& request);
   void send_header(const Request& request);
   void send_rows(const Request& request);
   void send_outputs(const Request& request);
   void send_ready(const Request& request);
-  void send_word(std::int64_t offset, layout::Word word);
+  void send_arrived(layout::Epoch epoch);
+  void send_completed(layout::Epoch epoch);
+  void send_words(layout::Epoch epoch, std::span<const runtime::RemotePeers::WordRun> runs);
+  [[nodiscard]] bool takes_part(int peer, layout::Epoch epoch);
   // Where the outputs for each peer's rows will lie in its landing memory.
   void plan_landed(const Request& request);
 
@@ -94,14 +124,21 @@ class Relay {
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<DeviceCarrier> carrier_;
   std::unique_ptr<runtime::RemotePeers> peers_;
-  RequestReader reader_;
 
+  std::mutex turn_;  // over what follows: a turn of the thread, or a caller's
+  RequestReader reader_;
   std::array<Sent, 2> sent_;
   std::array<std::vector<std::int64_t>, layout::kNumHalves> landed_;  // [L, R]
+  std::function<runtime::View()> newest_view_;
+  runtime::View view_;  // as known last
+  Audience audience_;
+  layout::Epoch gate_;  // messages of operations before are dropped, where rest() was called
+  bool is_resting_ = false;
+  bool has_told_ = false;     // peers of a failure here
+  bool has_stopped_ = false;  // this rank's kernels
 
   mutable std::mutex mutex_;
-  std::optional<runtime::Failure> failure_;  // told by others, or of the thread itself
-  bool has_told_ = false;
+  std::optional<runtime::Failure> trouble_;  // under it
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };

@@ -97,6 +97,16 @@ class RequestReader {
     return request;
   }
 
+  // The writers have stopped, and begin with number 0 again. What they have left behind is nothing:
+  // an operation that fails may take a number and write no request.
+  void restart() {
+    for (RingEntry& entry : ring_.entries) {
+      std::atomic_ref(entry.stamp).store(0, std::memory_order_relaxed);
+    }
+    std::atomic_ref(ring_.taken).store(0, std::memory_order_relaxed);
+    next_ = 0;
+  }
+
  private:
   RequestRing& ring_;
   std::uint64_t next_ = 0;

@@ -131,6 +131,12 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
       carrier->carry_to_block(rows);
     };
   }
+  if (effect) {
+    // The gate may have been closed since: nothing of what is here is carried any more.
+    effect = [&gate = peers_[source].gate, epoch = header.epoch, carry = std::move(effect)] {
+      if (gate.admits(epoch)) carry();
+    };
+  }
   // Until the message is there, or never will be.
   std::atomic<std::int64_t>& num_receiving = peers_[source].num_receiving;
   num_receiving.fetch_add(1, std::memory_order_relaxed);
@@ -299,7 +305,7 @@ void RemoteLink::send_to_landing(int peer, const Rows& rows) {
 
 void RemoteLink::send_rows(int peer, const Rows& rows, MessageKind kind,
                            std::span<const std::int32_t> sources, std::int64_t sources_offset) {
-  const BufferHeader header{.sequence = sequence_[peer]++,
+  const BufferHeader header{.sequence = next_sequence(peer),
                             .kind = static_cast<std::uint32_t>(kind),
                             .num_sources = static_cast<std::uint32_t>(sources.size()),
                             .offset = rows.offset,
@@ -331,7 +337,7 @@ void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {
 
 void RemoteLink::send_words_with_next(int peer, std::span<const WordRun> runs) {
   connections_->send_with_next(
-      peer, message(channel_, sequence_[peer]++, MessageKind::kWords, encode(runs)));
+      peer, message(channel_, next_sequence(peer), MessageKind::kWords, encode(runs)));
 }
 
 void RemoteLink::come_to_recover(layout::Epoch next, const std::optional<runtime::Failure>& cause) {

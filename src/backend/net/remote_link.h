@@ -175,17 +175,22 @@ class RemoteLink final : public runtime::RemotePeers {
                                                     MessageKind kind,
                                                     std::vector<std::byte> payload);
   void send_bytes(int peer, MessageKind kind, std::vector<std::byte> payload) {
-    connections_->send(peer, message(channel_, sequence_[peer]++, kind, std::move(payload)));
+    connections_->send(peer, message(channel_, next_sequence(peer), kind, std::move(payload)));
   }
   void send_rows(int peer, const Rows& rows, MessageKind kind,
                  std::span<const std::int32_t> sources, std::int64_t sources_offset);
+  [[nodiscard]] std::uint64_t next_sequence(int peer) {
+    return sequence_[peer].fetch_add(1, std::memory_order_relaxed);
+  }
 
   std::shared_ptr<Connections> connections_;
   std::uint32_t channel_;
   std::shared_ptr<Inbox> inbox_;
-  std::vector<std::uint64_t> sequence_;  // by peer: of the next message
-  std::uint32_t num_starts_ = 0;         // made after failures
-  std::uint32_t num_comings_ = 0;        // to new starts: that many, or one more
+  // By peer: of the next message. Relaxed: the receiver brings messages into the order of their
+  // numbers, whichever thread is the first to send.
+  std::vector<std::atomic<std::uint64_t>> sequence_;
+  std::atomic<std::uint32_t> num_starts_ = 0;  // made after failures
+  std::uint32_t num_comings_ = 0;              // to new starts: that many, or one more
 };
 
 }  // namespace tandem::net

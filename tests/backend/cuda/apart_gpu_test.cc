@@ -47,18 +47,22 @@ std::vector<Shape> shapes_of(int num_ranks) {
 // Each way to run them, bit by bit what the oracle says, as over shared memory.
 TEST_F(CudaApart, ProcessesExchangeOverTheNetwork) { run_in_turn(shapes_of(2)); }
 
-// Ranks 0 and 1 share memory, rank 2 is elsewhere: one operation uses both ways.
+// Ranks 0 and 1 share memory, rank 2 is elsewhere.
+Communicator partly_apart(const Rank& together) {
+  return Communicator::from_all_gather(together.index(), together.size(),
+                                       [&](std::span<const std::byte> message) {
+                                         return together.communicator().all_gather(message);
+                                       },
+                                       {.timeout = 20s, .share_memory = together.index() != 2});
+}
+
+// One operation uses both ways.
 TEST_F(CudaApart, SharedMemoryAndNetworkServeOneOperation) {
   launch("processes");
   const std::vector<Shape> shapes = shapes_of(3);
   const std::vector<Scenario> scenarios = make_scenarios(shapes);
   run_ranks(3, [&](Rank& together) {
-    Rank rank(
-        Communicator::from_all_gather(together.index(), together.size(),
-                                      [&](std::span<const std::byte> message) {
-                                        return together.communicator().all_gather(message);
-                                      },
-                                      {.timeout = 20s, .share_memory = together.index() != 2}));
+    Rank rank(partly_apart(together));
     Buffer buffer(rank.communicator(), options_for(shapes));
     for (const Scenario& scenario : scenarios) Exchange(rank, scenario, buffer).run(buffer);
     if (!rank.failures().empty()) together.fail(rank.failures());
@@ -83,7 +87,6 @@ ErrorInfo expect_to_miss(Rank& rank, int missing, ErrorCode code, Exchange& exch
 }
 
 TEST_F(CudaApart, ProcessThatIsKilledIsNamedByAllBeforeTheTimeout) {
-  constexpr int kVictim = 1;
   const Scenario scenario = make_scenario({.num_ranks = 3, .num_experts = 6, .topk = 3});
   run_ranks(3,
             [&](Rank& rank) {
@@ -97,6 +100,71 @@ TEST_F(CudaApart, ProcessThatIsKilledIsNamedByAllBeforeTheTimeout) {
               expect_to_miss(rank, kVictim, ErrorCode::kPeerLost, exchange, buffer);
             },
             {.may_die = {kVictim}});
+}
+
+// Whoever has ended is left behind; the others go on, and with the right rows.
+TEST_F(CudaApart, OthersRecoverWithoutAProcessThatWasKilled) {
+  const Scenario all = make_scenario(entangled_three());
+  const Scenario rest = without(all, {kVictim});
+  run_ranks(3,
+            [&](Rank& rank) {
+              BufferOptions options = options_for(all.shape);
+              options.timeout = 30s;
+              Buffer buffer(rank.communicator(), options);
+              Exchange exchange(rank, all, buffer);
+              exchange.run(buffer);
+              rank.barrier();
+              if (rank.index() == kVictim) rank.die();
+              rank.run_freely();
+              expect_to_miss(rank, kVictim, ErrorCode::kPeerLost, exchange, buffer);
+              rank.expect(buffer.recover() == std::vector<bool>{true, false, true}, "who is left");
+              Exchange others(rank, rest, buffer);
+              for (int pair = 0; pair < 4; ++pair) others.run(buffer);
+              rank.expect(!others.result().handle.active()[kVictim], "the handle says so");
+            },
+            {.may_die = {kVictim}});
+}
+
+// Ranks 0 and 1 share memory, rank 2 is elsewhere. Each is masked by a rank that is here and by one
+// that is there, and let in; then all start anew.
+TEST_F(CudaApart, RanksHereAndThereAreMaskedAndLetIn) {
+  launch("processes");
+  const Scenario all = make_scenario(entangled_three());
+  const Scenario without_one[] = {without(all, {0}), without(all, {1}), without(all, {2})};
+  run_ranks(3, [&](Rank& together) {
+    Rank rank(partly_apart(together));
+    rank.run_freely();
+    Buffer buffer(rank.communicator(), options_for(all.shape));
+    Exchange exchange(rank, all, buffer);
+    for (const auto& [masked, masking] : {std::pair{1, 0}, {1, 2}, {2, 0}, {2, 1}, {0, 2}}) {
+      const std::string what =
+          std::to_string(masked) + " masked by " + std::to_string(masking) + ": ";
+      if (rank.index() == masking) buffer.mask(masked);
+      rank.barrier();
+      for (int pair = 0; pair < 2; ++pair) exchange.run(buffer);
+      if (rank.index() == masked) {
+        rank.expect_error(ErrorCode::kMasked, {}, [&] { exchange.dispatch(buffer); });
+        rank.expect(buffer.recover()[masked], what + "it is back");
+      } else {
+        Exchange rest(rank, without_one[masked], buffer);
+        for (int pair = 0; pair < 2; ++pair) rest.run(buffer);
+        if (rank.index() == masking) {
+          while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
+          buffer.unmask(masked);
+        }
+        rest.run(buffer);
+        rest.run(buffer);
+      }
+      for (int pair = 0; pair < 2; ++pair) exchange.run(buffer);
+      rank.expect(exchange.result().handle.active()[masked], what + "the handle says so");
+      rank.barrier();
+      const std::vector<bool> active = buffer.recover();
+      rank.expect(active == std::vector<bool>(3, true), what + "all start anew");
+      exchange.run(buffer);
+      rank.barrier();
+    }
+    if (!rank.failures().empty()) together.fail(rank.failures());
+  });
 }
 
 // Only rank 0 is impatient.

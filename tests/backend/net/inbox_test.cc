@@ -342,6 +342,18 @@ TEST_F(CarriedInboxTest, CarriesRowsAndWordsInTheOrderSentWhateverArrivesFirst) 
   EXPECT_EQ(carrier_->notes, expected);
 }
 
+// They may have come whole, but behind something that has not.
+TEST_F(CarriedInboxTest, CarriesNoRowsOfOperationsBeforeThoseThatAreTakenBy) {
+  accept(rows(1, MessageKind::kToLanding), 48)->done();
+  accept(rows(2, MessageKind::kToBlock), 32)->done();
+  inbox_->admit(1, 8);
+  EXPECT_FALSE(accept(rows(0, MessageKind::kToBlock), 32));
+  EXPECT_TRUE(carrier_->notes.empty());
+  inbox_->admit(1, 7);
+  accept(rows(3, MessageKind::kToLanding), 48)->done();
+  EXPECT_EQ(carrier_->notes, (std::vector<std::string>{"landing 48 at 4112"}));
+}
+
 TEST_F(CarriedInboxTest, DropsRowsThatTheCarrierHasNoRoomFor) {
   EXPECT_FALSE(accept(rows(0, MessageKind::kToBlock), 64).has_value());
   EXPECT_TRUE(accept(rows(0, MessageKind::kToBlock), 56).has_value());
