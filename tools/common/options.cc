@@ -33,6 +33,18 @@ void add_launch(CLI::App& app, std::string& target) {
   add_choice(app, "--launch", target, {"threads", "processes"}, "what a rank is");
 }
 
+void add_launch(CLI::App& app, HostsArguments& target) {
+  add_choice(app, "--launch", target.launch, {"threads", "processes", "apart", "hosts"},
+             "what a rank is; hosts: a process on one of several\nnetwork namespaces (as root)");
+  add_number(app, "--hosts", target.hosts, 1, 64, "number of hosts (--launch hosts)");
+  add_number(app, "--ranks-per-host", target.ranks_per_host, 1, kMaxRanks,
+             "and of ranks on each, in place of --ranks");
+}
+
+int num_ranks(const HostsArguments& arguments, int ranks) {
+  return arguments.launch == "hosts" ? arguments.hosts * arguments.ranks_per_host : ranks;
+}
+
 Launch launch_of(const std::string& word) {
   if (word == "hosts") return Launch::kHosts;
   if (word == "apart") return Launch::kApart;

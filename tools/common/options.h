@@ -25,6 +25,17 @@ Backend backend_of(const std::string& word);
 void add_launch(CLI::App& app, std::string& target);
 Launch launch_of(const std::string& word);
 
+// --launch where ranks may also be processes that share no memory, apart or on --hosts with
+// --ranks-per-host on each.
+struct HostsArguments {
+  std::string launch = "threads";
+  int hosts = 2;
+  int ranks_per_host = 1;
+};
+void add_launch(CLI::App& app, HostsArguments& target);
+// How many ranks that makes; `ranks` unless the hosts say it.
+int num_ranks(const HostsArguments& arguments, int ranks);
+
 // --timeout, in seconds, and the same for a buffer.
 void add_timeout(CLI::App& app, double& target_s);
 std::chrono::nanoseconds timeout_of(double seconds);

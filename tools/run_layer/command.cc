@@ -40,11 +40,12 @@ void run_layer(const LayerArguments& arguments, Report& report, const Output& ou
   for (const LayerInput& input : load_inputs(file, weights, arguments.routings)) {
     const std::vector<float> alone = run_alone(weights, input);
     const LayerPlan plan{.options = options, .weights = weights, .input = input, .alone = alone};
-    const std::vector<RankOutcome> outcomes =
-        run_ranks(options.launch, options.ranks, timeout,
-                  [&](const Communicator& communicator, const ReportFunction& tell) {
-                    run_rank(plan, communicator, tell);
-                  });
+    const std::vector<RankOutcome> outcomes = run_ranks(
+        options.launch, options.ranks, timeout,
+        [&](const Communicator& communicator, const ReportFunction& tell) {
+          run_rank(plan, communicator, tell);
+        },
+        options.hosts);
     add_layer_outcomes(plan, outcomes, report);
     output.print(text_of(report.results.back()));
   }

@@ -2,8 +2,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include "common/options.h"
-
 namespace tandem::tools {
 
 void add_options(CLI::App& app, LayerArguments& arguments) {
@@ -12,7 +10,7 @@ void add_options(CLI::App& app, LayerArguments& arguments) {
       ->type_name("FILE.safetensors");
   add_backend(app, arguments.backend, "where dispatch and combine run");
   add_number(app, "--ranks", arguments.ranks, 1, kMaxRanks, "number of ranks");
-  add_launch(app, arguments.launch);
+  add_launch(app, arguments.where);
   add_choice(app, "--placement", arguments.placement, {"packed", "slotted"},
              "how a row finds its place");
   add_choice(app, "--layout", arguments.layout, {"padded", "packed"}, "what the experts are given");
@@ -28,8 +26,9 @@ void add_options(CLI::App& app, LayerArguments& arguments) {
 
 LayerOptions resolve(const LayerArguments& arguments) {
   return {.backend = backend_of(arguments.backend),
-          .ranks = arguments.ranks,
-          .launch = launch_of(arguments.launch),
+          .ranks = num_ranks(arguments.where, arguments.ranks),
+          .launch = launch_of(arguments.where.launch),
+          .hosts = arguments.where.hosts,
           .placement = arguments.placement == "slotted" ? Placement::kSlotted : Placement::kPacked,
           .layout = arguments.layout == "padded" ? Layout::kPadded : Layout::kPacked,
           .zero_copy = arguments.zero_copy == "on",

@@ -5,12 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "common/launch.h"
+#include "common/options.h"
 #include "tandem/types.h"
-
-namespace CLI {
-class App;
-}
 
 namespace tandem::tools {
 
@@ -18,7 +14,7 @@ struct LayerArguments {
   std::string file;
   std::string backend = "cpu";
   int ranks = 8;
-  std::string launch = "threads";
+  HostsArguments where;
   std::string placement = "packed";
   std::string layout = "packed";
   std::string zero_copy = "on";
@@ -34,6 +30,7 @@ struct LayerOptions {
   Backend backend = Backend::kCpu;
   int ranks = 8;
   Launch launch = Launch::kThreads;
+  int hosts = 1;  // with Launch::kHosts
   Placement placement = Placement::kPacked;
   Layout layout = Layout::kPacked;
   bool zero_copy = true;

@@ -7,7 +7,6 @@
 #include <array>
 #include <limits>
 
-#include "common/options.h"
 #include "common/report.h"
 
 namespace tandem::tools {
@@ -47,11 +46,7 @@ void add_options(CLI::App& app, TestArguments& arguments) {
   constexpr int kMany = std::numeric_limits<int>::max();
   add_backend(app, arguments.backend, "where ranks compute");
   add_number(app, "--ranks", arguments.ranks, 1, kMaxRanks, "number of ranks");
-  add_choice(app, "--launch", arguments.launch, {"threads", "processes", "apart", "hosts"},
-             "what a rank is; hosts: a process on one of several\nnetwork namespaces (as root)");
-  add_number(app, "--hosts", arguments.hosts, 1, 64, "number of hosts (--launch hosts)");
-  add_number(app, "--ranks-per-host", arguments.ranks_per_host, 1, kMaxRanks,
-             "and of ranks on each, in place of --ranks");
+  add_launch(app, arguments.where);
   add_number(app, "--tokens", arguments.tokens, 0, 1 << 24, "tokens of each rank");
   add_number(app, "--hidden", arguments.hidden, 1, kMaxHidden, "channels of a token");
   add_number(app, "--topk", arguments.topk, 1, kMaxTopk, "experts that a token selects");
@@ -99,13 +94,9 @@ TestOptions resolve(const TestArguments& arguments) {
   }
   TestOptions options;
   options.backend = backend_of(arguments.backend);
-  options.launch = launch_of(arguments.launch);
-  options.hosts = arguments.hosts;
-  const bool on_hosts = options.launch == Launch::kHosts;
-  if (on_hosts && options.backend != Backend::kCpu) {
-    throw UsageError("--launch hosts is for CPU ranks");
-  }
-  options.shape = {.ranks = on_hosts ? arguments.hosts * arguments.ranks_per_host : arguments.ranks,
+  options.launch = launch_of(arguments.where.launch);
+  options.hosts = arguments.where.hosts;
+  options.shape = {.ranks = num_ranks(arguments.where, arguments.ranks),
                    .tokens = arguments.tokens,
                    .hidden = arguments.hidden,
                    .topk = arguments.topk,

@@ -7,21 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "common/launch.h"
+#include "common/options.h"
 #include "tandem/types.h"
-
-namespace CLI {
-class App;
-}
 
 namespace tandem::tools {
 
 // As typed. "all" and "both" stand for every value.
 struct TestArguments {
   std::string backend = "cpu";
-  std::string launch = "threads";
-  int hosts = 2;
-  int ranks_per_host = 1;
+  HostsArguments where;
   int ranks = 8;
   int tokens = 128;
   int hidden = 7168;

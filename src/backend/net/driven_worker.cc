@@ -17,6 +17,9 @@ namespace {
 // The thread's longest sleep, so that what UCX does by the clock is done.
 constexpr int kLongestSleepMs = 1000;
 
+// And where UCX sees no end of what there is to do, so that others get the mutex.
+constexpr int kShortestSleepMs = 1;
+
 // How long somebody who looked may stay away before the thread takes over: longer than a caller
 // needs from one wait to the next, short beside what makes it stop waiting.
 constexpr std::chrono::microseconds kNap{500};
@@ -72,12 +75,12 @@ void DrivenWorker::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     send_();
-    worker_.drain_and_arm();
+    const bool armed = worker_.drain_and_arm();
     changed_.notify_all();
     send_();  // what handlers want to
     attended_ = false;
     lock.unlock();
-    ::poll(entries, 2, kLongestSleepMs);
+    ::poll(entries, 2, armed ? kLongestSleepMs : kShortestSleepMs);
     lock.lock();
     napping_ = true;
     while (attended_ && !stopping_) {

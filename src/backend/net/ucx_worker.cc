@@ -15,6 +15,10 @@ using runtime::Deadline;
 
 constexpr std::chrono::milliseconds kCloseTimeout{1000};
 
+// Many times what a burst of messages takes. UCX 1.13 may go on for ever: over shared memory it
+// asks and asks whether a peer is alive that has ended and whose parent has not taken note.
+constexpr int kMostTurns = 1000;
+
 // Sets what the user has left open.
 void set_default(ucp_config_t* config, const std::string& name, const char* value) {
   if (std::getenv(("UCX_" + name).c_str()) != nullptr) return;
@@ -23,8 +27,9 @@ void set_default(ucp_config_t* config, const std::string& name, const char* valu
   };
   set(name);
   // UCX 1.13 knows what belongs to a transport without the transport's name only.
-  const std::string transport = "TCP_";
-  if (name.starts_with(transport)) set(name.substr(transport.size()));
+  for (const std::string transport : {"TCP_", "MM_"}) {
+    if (name.starts_with(transport)) set(name.substr(transport.size()));
+  }
 }
 
 ucp_context_h make_context() {
@@ -35,6 +40,9 @@ ucp_context_h make_context() {
   // Ranks that can share memory do so without UCX. Where UCX thinks that others can too
   // (containers of one kernel), it is mistaken.
   set_default(config, "TLS", "^sm");
+  // Where the user has it use shared memory. Without this it does so only for endpoints that need
+  // not notice that a peer has ended, which are none of Tandem's.
+  set_default(config, "MM_ERROR_HANDLING", "y");
   // UCX's own is 8 KB: what is copied on its way would go in pieces of that, each a system call.
   set_default(config, "TCP_TX_SEG_SIZE", "256K");
   set_default(config, "TCP_RX_SEG_SIZE", "256K");
@@ -107,11 +115,11 @@ void UcxWorker::set_handler(unsigned message, ucp_am_recv_callback_t handler, vo
   check(ucp_worker_set_am_recv_handler(worker_, &params), "installing a UCX handler");
 }
 
-void UcxWorker::drain_and_arm() {
-  do {
-    while (progress()) {
-    }
-  } while (ucp_worker_arm(worker_) == UCS_ERR_BUSY);
+bool UcxWorker::drain_and_arm() {
+  for (int turn = 0; turn < kMostTurns; ++turn) {
+    if (!progress() && ucp_worker_arm(worker_) != UCS_ERR_BUSY) return true;
+  }
+  return false;
 }
 
 void UcxWorker::wait(void* request) {

@@ -33,8 +33,8 @@ class UcxWorker {
 
   // Advances what can be advanced; false if there was nothing.
   bool progress() { return ucp_worker_progress(worker_) != 0; }
-  // Advances until event_fd() will tell of whatever comes next.
-  void drain_and_arm();
+  // Advances until event_fd() will tell of whatever comes next; false if there is no end to it.
+  [[nodiscard]] bool drain_and_arm();
 
   // Closes an endpoint: at once if it is broken, else when all has left, or after a second.
   void close(ucp_ep_h endpoint, bool is_broken);
