@@ -60,9 +60,8 @@ void expect_victim_to_be_missed(const char* transports, int victim) {
     });
     if (!rank.failures().empty()) throw std::runtime_error(rank.failures());
     runtime::require(error.has_value(), "the victim is missed");
-    runtime::require(
-        error->code() == ErrorCode::kPeerLost || error->code() == ErrorCode::kTimeout,
-        error->what());
+    runtime::require(error->code() == ErrorCode::kPeerLost || error->code() == ErrorCode::kTimeout,
+                     error->what());
     runtime::require(error->peer() == victim, error->what());
     return 0;
   });
