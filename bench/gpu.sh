@@ -6,7 +6,8 @@
 #
 # BIN_DIR holds tandem, conformance_test, _masks_test, _recovery_test, _rejoin_test and cuda_gpu_test (or, as a build folder of the preset cuda,
 # has them where CMake puts them). Groups of steps, in this order: gpu (the tests of cuda_gpu_test),
-# tool (tandem test-low-latency and run-layer), conformance, sanitizer (compute-sanitizer, where it
+# tool (tandem test-low-latency and run-layer), hosts (over UCX: hosts that are network namespaces,
+# where these can be made, and ranks that share no memory, by several transports), conformance, sanitizer (compute-sanitizer, where it
 # is installed), soak (tandem soak, --soak-minutes), bench (writes DIR/h200-one-gpu.json, or as
 # --json-name says). Every step has a time limit; its output goes to DIR (default: gpu-results), a
 # line about it to standard output, and at the end a summary. Exit code 0 only if all went well.
@@ -24,7 +25,7 @@ BIN=${1:?usage: gpu.sh BIN_DIR [--out DIR] [--data FILE] [--only NAME,...]}
 shift
 OUT=gpu-results
 DATA=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../data/moe_layer.safetensors
-ONLY=gpu,tool,conformance,sanitizer,bench
+ONLY=gpu,tool,hosts,conformance,sanitizer,bench
 BENCH_OPTIONS=()
 JSON_NAME=h200-one-gpu.json
 SOAK_MINUTES=1
@@ -108,12 +109,29 @@ if wanted tool; then
   step "test-processes" 60 "$TANDEM" test-low-latency --backend cuda --launch processes --ranks 2 \
     --tokens 16 --hidden 7168 --experts 64 --format all --placement all --zero-copy both \
     --hook both --iterations 2
-  step "test-apart" 60 "$TANDEM" test-low-latency --backend cuda --launch apart --ranks 3 --uneven \
-    --tokens 16 --hidden 1000 --topk 5 --experts 14 --format all --placement all --layout all \
-    --zero-copy both --hook both --iterations 0
   for ranks in 1 2 4 8; do
     step "run-layer-$ranks-ranks" 60 "$TANDEM" run-layer "$DATA" --backend cuda --ranks "$ranks"
   done
+fi
+
+if wanted hosts; then
+  shape=(--backend cuda --tokens 16 --hidden 1000 --topk 5 --experts 14 --format all --placement all
+    --layout all --zero-copy both --hook both --iterations 0)
+  step "test-apart" 60 "$TANDEM" test-low-latency "${shape[@]}" --launch apart --ranks 3 --uneven
+  for transports in sm,self posix,self,tcp; do
+    UCX_TLS=$transports step "test-apart-$transports" 60 "$TANDEM" test-low-latency "${shape[@]}" \
+      --launch apart --ranks 2
+  done
+  if unshare --net true 2>/dev/null; then
+    step "test-hosts" 60 "$TANDEM" test-low-latency "${shape[@]}" --launch hosts --hosts 2
+    step "test-hosts-that-share-memory" 90 "$TANDEM" test-low-latency "${shape[@]}" --uneven \
+      --launch hosts --hosts 2 --ranks-per-host 2
+    step "run-layer-hosts" 60 "$TANDEM" run-layer "$DATA" --backend cuda --launch hosts --hosts 2
+  else
+    echo "left out: ranks on hosts, since no network namespaces can be made here"
+  fi
+  TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=apart-threads step conformance-apart-threads 300 \
+    "$(program conformance_test)" --gtest_color=no
 fi
 
 if wanted conformance; then

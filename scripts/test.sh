@@ -103,7 +103,7 @@ cmd_test() {
   if [[ ${OPT_gpu:-false} == true ]]; then
     ensure build test
     build_preset cuda
-    bench/gpu.sh build/cuda --out build/cuda/gpu --only gpu,tool,conformance,sanitizer
+    bench/gpu.sh build/cuda --out build/cuda/gpu --only gpu,tool,hosts,conformance,sanitizer
     return
   fi
   ensure build test

@@ -1,5 +1,6 @@
 #include "backend/cuda/device_memory.h"
 
+#include <atomic>
 #include <cstring>
 #include <string>
 
@@ -9,6 +10,34 @@
 #include "tandem/error.h"
 
 namespace tandem::cuda {
+
+namespace {
+
+std::atomic<int> num_freeing_when_idle = 0;
+
+// Of the current device, and without keeping anybody from copying.
+void await_idle() {
+  // Relaxed: there is no more to it than the number. For what is being made by another thread no
+  // kernel waits yet.
+  if (num_freeing_when_idle.load(std::memory_order_relaxed) == 0) return;
+  warn_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+// Frees memory of a device.
+template <typename Free>
+void free_on(int device, const Free& free) {
+  int before = 0;
+  warn_cuda(cudaGetDevice(&before), "cudaGetDevice");
+  warn_cuda(cudaSetDevice(device), "cudaSetDevice");
+  await_idle();
+  free();
+  warn_cuda(cudaSetDevice(before), "cudaSetDevice");
+}
+
+}  // namespace
+
+FreeingWhenIdle::FreeingWhenIdle() { ++num_freeing_when_idle; }
+FreeingWhenIdle::~FreeingWhenIdle() { --num_freeing_when_idle; }
 
 std::shared_ptr<std::byte> allocate_device(int device, std::int64_t size_bytes) {
   const DeviceScope scope(device);
@@ -26,11 +55,7 @@ std::shared_ptr<std::byte> allocate_device(int device, std::int64_t size_bytes) 
   }
   check_cuda(status, "cudaMalloc");
   return {static_cast<std::byte*>(memory), [device](std::byte* pointer) {
-            int before = 0;
-            warn_cuda(cudaGetDevice(&before), "cudaGetDevice");
-            warn_cuda(cudaSetDevice(device), "cudaSetDevice");
-            warn_cuda(cudaFree(pointer), "cudaFree");
-            warn_cuda(cudaSetDevice(before), "cudaSetDevice");
+            free_on(device, [pointer] { warn_cuda(cudaFree(pointer), "cudaFree"); });
           }};
 }
 
@@ -41,8 +66,9 @@ std::shared_ptr<std::byte> allocate_mapped_host(int device, std::int64_t size_by
                            cudaHostAllocMapped | cudaHostAllocPortable),
              "cudaHostAlloc");
   std::memset(memory, 0, static_cast<std::size_t>(size_bytes));
-  return {static_cast<std::byte*>(memory),
-          [](std::byte* pointer) { warn_cuda(cudaFreeHost(pointer), "cudaFreeHost"); }};
+  return {static_cast<std::byte*>(memory), [device](std::byte* pointer) {
+            free_on(device, [pointer] { warn_cuda(cudaFreeHost(pointer), "cudaFreeHost"); });
+          }};
 }
 
 runtime::Descriptor offer_block(const std::shared_ptr<std::byte>& block) {

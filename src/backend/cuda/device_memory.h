@@ -12,6 +12,17 @@
 
 namespace tandem::cuda {
 
+// While one lives, all memory of this library in this process is given back when the device is idle
+// only. Freeing waits for kernels at work, and keeps other threads from copying meanwhile: a kernel
+// that waits for such a copy would not end. So what copies for kernels has one of these.
+class FreeingWhenIdle {
+ public:
+  FreeingWhenIdle();
+  ~FreeingWhenIdle();
+  FreeingWhenIdle(const FreeingWhenIdle&) = delete;
+  FreeingWhenIdle& operator=(const FreeingWhenIdle&) = delete;
+};
+
 // Device memory of `size_bytes` (at least one byte is taken). Throws kResource with the bytes asked
 // and free.
 std::shared_ptr<std::byte> allocate_device(int device, std::int64_t size_bytes);

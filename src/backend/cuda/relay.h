@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "backend/cuda/device_carrier.h"
+#include "backend/cuda/device_memory.h"
 #include "backend/cuda/kernel_params.h"
 #include "backend/cuda/request_ring.h"
 #include "backend/cuda/roster_words.h"
@@ -108,6 +109,7 @@ class Relay {
     return reinterpret_cast<const T*>(outbox_memory_.get() + offset);
   }
 
+  FreeingWhenIdle freeing_when_idle_;  // the longest of all members
   int device_;
   runtime::BufferPlan plan_;
   Outbox outbox_;

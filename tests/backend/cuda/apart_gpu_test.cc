@@ -229,6 +229,13 @@ TEST_F(CudaApart, MemoryMayBeTaken) {
   wait_for_the_device_meanwhile([&] { require_cuda(cudaMalloc(&memory, 4 << 20), "cudaMalloc"); });
 }
 
+// Freeing memory waits for the kernel and holds what copies need. The library waits first, and
+// holds nothing: without that this ended with the timeout.
+TEST_F(CudaApart, ArraysMayGo) {
+  wait_for_the_device_meanwhile(
+      [] { static_cast<void>(Array(Backend::kCuda, DType::kInt32, {1 << 20})); });
+}
+
 // Kernels alone ask for what is to be sent: a replayed graph needs no call. As threads.
 TEST_F(CudaApart, GraphsAreReplayed) {
   launch("apart-threads");
