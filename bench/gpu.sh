@@ -144,7 +144,7 @@ if wanted conformance; then
     done
   done
   TANDEM_TEST_LAUNCH=apart-threads step masks-replayed-apart-threads 60 \
-    "$(program cuda_gpu_test)" --gtest_color=no --gtest_filter='CudaMasks.*'
+    "$(program cuda_gpu_test)" --gtest_color=no --gtest_filter='CudaMasks.*:CudaLateRanks.*'
   TANDEM_TEST_BACKEND=cuda TANDEM_TEST_LAUNCH=processes step rejoin-processes 180 \
     "$(program conformance_rejoin_test)" --gtest_color=no
 fi

@@ -20,6 +20,7 @@ struct EncodedChange {
   std::int32_t proposer;
   std::uint32_t from;
   std::uint32_t num_ranks;
+  std::uint64_t num_words;
 };
 
 struct EncodedText {
@@ -51,10 +52,12 @@ std::vector<std::byte> encode(const Change& change) {
   const EncodedChange head{.kind = static_cast<std::uint32_t>(change.kind),
                            .proposer = change.proposer,
                            .from = change.from,
-                           .num_ranks = static_cast<std::uint32_t>(change.ranks.size())};
+                           .num_ranks = static_cast<std::uint32_t>(change.ranks.size()),
+                           .num_words = change.words.size()};
   std::vector<std::byte> bytes;
   append(bytes, std::span(&head, 1));
   append(bytes, std::span(change.ranks));
+  append(bytes, std::span(change.words));
   if (change.cause) {
     Failure cause = *change.cause;
     cause.message.resize(std::min(cause.message.size(), kMaxCauseText));
@@ -67,8 +70,9 @@ std::vector<std::byte> encode(const Change& change) {
 std::optional<Change> decode_change(std::span<const std::byte> bytes, int num_ranks) {
   const auto in_range = [num_ranks](int rank) { return rank >= 0 && rank < num_ranks; };
   const auto head = take_front<EncodedChange>(bytes);
-  if (!head || head->kind > static_cast<std::uint32_t>(Change::Kind::kStart) ||
-      !in_range(head->proposer) || head->num_ranks > static_cast<std::uint32_t>(num_ranks)) {
+  if (!head || head->kind > static_cast<std::uint32_t>(Change::Kind::kSettle) ||
+      !in_range(head->proposer) || head->num_ranks > static_cast<std::uint32_t>(num_ranks) ||
+      head->num_words > bytes.size() / sizeof(layout::Word)) {
     return {};
   }
   Change change{.kind = static_cast<Change::Kind>(head->kind),
@@ -78,6 +82,11 @@ std::optional<Change> decode_change(std::span<const std::byte> bytes, int num_ra
     const auto rank = take_front<int>(bytes);
     if (!rank || !in_range(*rank)) return {};
     change.ranks.push_back(*rank);
+  }
+  for (std::uint64_t i = 0; i < head->num_words; ++i) {
+    const auto word = take_front<layout::Word>(bytes);
+    if (!word) return {};
+    change.words.push_back(*word);
   }
   if (!bytes.empty()) {
     change.cause = decode_failure(bytes);
@@ -294,6 +303,10 @@ void Council::learn(const Text& text) {
 
 void Council::decide(const Change& change) {
   ++number_;
+  if (change.kind == Change::Kind::kSettle) {
+    // All who take part have told for this one, and so know those before. Letters stay short.
+    for (Change& before : log_) before.words.clear();
+  }
   log_.push_back(change);
   if (log_.size() > kRemembered) log_.pop_front();
   for (const int rank : change.ranks) {

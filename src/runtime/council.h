@@ -28,11 +28,15 @@ struct Change {
     kMask,    // `ranks` take part no more
     kUnmask,  // `ranks` take part again, from epoch `from` on
     kStart,   // all that take part have met after a failure, and go on with epoch `from`
+    kLose,    // GPU: as kMask, but others missed them, in the midst of an operation
+    kSettle,  // what `ranks`, lost before, had announced of it: `words`, as their backend reads
+              // them
   };
   Kind kind = Kind::kMask;
   int proposer = 0;
   std::vector<int> ranks = {};
   layout::Epoch from = 0;
+  std::vector<layout::Word> words = {};
   std::optional<Failure> cause = {};
 };
 

@@ -12,7 +12,7 @@ namespace {
 // What a rank says of itself, in the order of its note; counts of masked ranks follow: a head, then
 // a word for each expert.
 constexpr Status kTold[] = {Status::kFinishedEven, Status::kFinishedOdd, Status::kAt,
-                            Status::kAcked, Status::kKnocks};
+                            Status::kAcked,        Status::kKnocks,      Status::kSettled};
 constexpr std::size_t kNumTold = std::size(kTold);
 
 struct CountsHead {
@@ -32,6 +32,7 @@ Envoy::Envoy(RemotePeers& remote, Membership& membership, CountsOf counts_of)
       council_(membership.rank(), membership.view().active, membership.view().number,
                [this](std::uint32_t number, const Change& change) { decided(number, change); }),
       changed_by_(membership.num_ranks(), -1),
+      holdings_(membership.num_ranks()),
       told_(membership.num_ranks()),
       answered_(membership.num_ranks()) {
   remote_.listen(
@@ -89,6 +90,50 @@ std::uint32_t Envoy::num_starts() const {
 int Envoy::changed_by(int rank) const {
   const std::lock_guard lock(mutex_);
   return changed_by_[rank];
+}
+
+Envoy::Losses Envoy::losses() const {
+  const std::lock_guard lock(mutex_);
+  return {.number = council_.number(), .ranks = lost_};
+}
+
+Envoy::Settlement Envoy::settlement() const {
+  const std::lock_guard lock(mutex_);
+  return settlement_;
+}
+
+void Envoy::tell_holdings(std::uint32_t number, std::vector<Word> words) {
+  std::vector<Word> told{number};
+  told.insert(told.end(), words.begin(), words.end());
+  for (int rank = 0; rank < membership_.num_ranks(); ++rank) {
+    if (rank != membership_.rank()) remote_.send_note(note(rank, Kind::kHoldings, bytes_of(told)));
+  }
+  const std::lock_guard lock(mutex_);
+  holdings_[membership_.rank()] = {.number = number, .words = std::move(words)};
+}
+
+bool Envoy::has_told_holdings(int rank, std::uint32_t number) const {
+  const std::lock_guard lock(mutex_);
+  return holdings_[rank].number == number;
+}
+
+std::optional<std::vector<std::vector<Word>>> Envoy::holdings(std::uint32_t number,
+                                                              std::span<const int> ranks) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::vector<Word>> all;
+  for (const int rank : ranks) {
+    if (holdings_[rank].number != number) return {};
+    all.push_back(holdings_[rank].words);
+  }
+  return all;
+}
+
+void Envoy::take_holdings(int source, std::span<const std::byte> text) {
+  if (text.size() < sizeof(Word) || text.size() % sizeof(Word) != 0) return;
+  std::vector<Word> words(text.size() / sizeof(Word));
+  std::memcpy(words.data(), text.data(), text.size());
+  holdings_[source] = {.number = static_cast<std::uint32_t>(words.front()),
+                       .words = {words.begin() + 1, words.end()}};
 }
 
 void Envoy::tell_decisions(int rank) {
@@ -176,6 +221,9 @@ Envoy::Notes Envoy::answer(int source, std::span<const std::byte> text) {
       std::memcpy(&question, text.data(), sizeof question);
       notes.push_back(standing(source, Kind::kStanding, question));
       break;
+    case Kind::kHoldings:
+      take_holdings(source, text);
+      break;
     case Kind::kStanding:
     case Kind::kStandingInOrder:
       take_standing(source, kind, text);
@@ -186,15 +234,17 @@ Envoy::Notes Envoy::answer(int source, std::span<const std::byte> text) {
 
 void Envoy::decided(std::uint32_t number, const Change& change) {
   has_news_ = true;
-  for (const int rank : change.ranks) changed_by_[rank] = change.proposer;
+  note_losses(number, change);
   membership_.amend([&](View& view) {
     if (layout::has_reached(view.number, number))
       return false;  // another rank of this host was first
     view.number = number;
+    if (change.kind == Change::Kind::kSettle) return true;
     view.cause = change.cause;
     for (const int rank : change.ranks) {
       view.active[rank] = change.kind == Change::Kind::kUnmask;
       view.from[rank] = change.from;
+      view.lost[rank] = change.kind == Change::Kind::kLose;
       // A rank that has been masked may have noted failures that nobody else heard of.
       if (view.active[rank] && !membership_.is_elsewhere(rank)) view.round = 0;
     }
@@ -210,6 +260,24 @@ void Envoy::decided(std::uint32_t number, const Change& change) {
   }
   // Those who were cut off together with this rank may have told it of failures of theirs.
   if (!council_.members()[membership_.rank()]) remote_.forgive();
+}
+
+void Envoy::note_losses(std::uint32_t number, const Change& change) {
+  switch (change.kind) {
+    case Change::Kind::kSettle:
+      settlement_ = {.number = number, .ranks = change.ranks, .words = change.words};
+      lost_.clear();
+      return;
+    case Change::Kind::kStart:  // settles everything
+      lost_.clear();
+      return;
+    case Change::Kind::kLose:
+      lost_.insert(lost_.end(), change.ranks.begin(), change.ranks.end());
+      break;
+    default:
+      break;
+  }
+  for (const int rank : change.ranks) changed_by_[rank] = change.proposer;
 }
 
 RemotePeers::Note Envoy::standing(int to, Kind kind, std::uint32_t question) const {

@@ -44,6 +44,27 @@ class Envoy {
   // Who has had it decided that `rank` takes part, or no more; -1: nobody.
   [[nodiscard]] int changed_by(int rank) const;
 
+  // Ranks that are lost (Change::kLose), while it is not settled what they had announced; by the
+  // newest decision that this rank has heard of, whose number it is.
+  struct Losses {
+    std::uint32_t number = 0;
+    std::vector<int> ranks = {};
+  };
+  [[nodiscard]] Losses losses() const;
+  // Tells all what this rank has of their announcements, and nothing of them comes any more.
+  void tell_holdings(std::uint32_t number, std::vector<Word> words);
+  // What these have told for that number; nothing while one of them has not.
+  [[nodiscard]] std::optional<std::vector<std::vector<Word>>> holdings(
+      std::uint32_t number, std::span<const int> ranks) const;
+  [[nodiscard]] bool has_told_holdings(int rank, std::uint32_t number) const;
+  // The last one that has been decided; number 0: none.
+  struct Settlement {
+    std::uint32_t number = 0;
+    std::vector<int> ranks = {};
+    std::vector<Word> words = {};
+  };
+  [[nodiscard]] Settlement settlement() const;
+
   // The newest decision that this rank itself has heard of.
   [[nodiscard]] std::uint32_t number() const;
   // Tells `rank`, or all, what has been decided.
@@ -63,7 +84,7 @@ class Envoy {
                                                              Epoch epoch) const;
 
  private:
-  enum class Kind : std::uint32_t { kLetter, kStanding, kStandingInOrder, kQuestion };
+  enum class Kind : std::uint32_t { kLetter, kStanding, kStandingInOrder, kQuestion, kHoldings };
   struct Counts {
     int source = 0;
     int parity = 0;
@@ -77,6 +98,8 @@ class Envoy {
   [[nodiscard]] Notes carry(Council::Letters letters) const;
   void decided(std::uint32_t number, const Change& change);
   [[nodiscard]] RemotePeers::Note standing(int to, Kind kind, std::uint32_t question) const;
+  void note_losses(std::uint32_t number, const Change& change);
+  void take_holdings(int source, std::span<const std::byte> text);
   void take_standing(int source, Kind kind, std::span<const std::byte> text);
   // Ranks of other hosts.
   template <typename Action>
@@ -87,8 +110,15 @@ class Envoy {
   CountsOf counts_of_;
   mutable std::mutex mutex_;  // over what follows
   Council council_;
-  bool has_news_ = false;                  // decided since the last look at it
-  std::vector<int> changed_by_;            // by rank
+  bool has_news_ = false;        // decided since the last look at it
+  std::vector<int> changed_by_;  // by rank
+  std::vector<int> lost_;        // and not settled
+  Settlement settlement_;
+  struct Holdings {
+    std::uint32_t number = 0;
+    std::vector<Word> words;
+  };
+  std::vector<Holdings> holdings_;         // by rank
   std::vector<std::vector<Counts>> told_;  // by witness
   std::vector<std::uint32_t> answered_;    // by rank: the newest question
   std::uint32_t num_questions_ = 0;

@@ -198,7 +198,7 @@ bool Roster::propose(View next) {
 
 void Roster::mask(std::span<const int> ranks, const Failure& cause) {
   if (envoy_ != nullptr) {
-    decide({.kind = Change::Kind::kMask,
+    decide({.kind = masks_lead() ? Change::Kind::kLose : Change::Kind::kMask,
             .ranks = {ranks.begin(), ranks.end()},
             .from = static_cast<Epoch>(cause.info.epoch + 1),
             .cause = cause},

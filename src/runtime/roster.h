@@ -109,6 +109,16 @@ class Roster {
   void tell_at_rest(bool at_rest) { membership_->tell(Status::kAtRest, at_rest ? 1 : 0); }
   void await_rest(int rank, const Context& context);
 
+  // Across hosts: asks those of `ranks` that are elsewhere for whom they wait, and waits for their
+  // answers, half the timeout at most. Whoever does not answer counts as waiting for nobody.
+  void ask_elsewhere(std::span<const int> ranks);
+  // GPU, across hosts: what lost ranks had announced. Has what `settlement` says decided, unless
+  // something else has been by then; throws as decide. This rank goes by that one; do all?
+  [[nodiscard]] Envoy& envoy() { return *envoy_; }
+  void settle(const Change& settlement);
+  void tell_settled(std::uint32_t number);
+  [[nodiscard]] bool all_have_settled() const;
+
   // --- asked for by the caller, between operations; `next` is the epoch of the next one ---
   // True: it was this rank that had it decided.
   bool mask(int rank, const Context& next);
@@ -150,9 +160,6 @@ class Roster {
   // kTimeout.
   void await_silence(int rank, const Context& context);
   void await_end_of_writes(int rank, const Context& context, const std::function<bool()>& ended);
-  // Across hosts: asks those of `ranks` that are elsewhere for whom they wait, and waits for their
-  // answers, half the timeout at most. Whoever does not answer counts as waiting for nobody.
-  void ask_elsewhere(std::span<const int> ranks);
 
   int rank_;
   int num_ranks_;

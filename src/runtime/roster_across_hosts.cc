@@ -99,8 +99,12 @@ void Roster::ask_elsewhere(std::span<const int> ranks) {
   }
 }
 
+// A rank that is lost may have begun the operation that it was missed in, and with a hook the next.
 void Roster::shut_or_admit(int rank, const View& view) {
-  if (masks_lead()) return;
+  if (masks_lead()) {
+    if (!view.active[rank] && view.lost[rank]) remote_->admit(rank, view.from[rank] + 3);
+    return;
+  }
   if (view.active[rank]) {
     remote_->admit(rank, view.from[rank]);
   } else {
@@ -133,6 +137,28 @@ void Roster::tell_of_adoption(std::span<const int> lost, const Context& context)
     if (is_elsewhere(rank) && !is_active_[rank]) envoy_->tell_decisions(rank);
   }
   envoy_->tell_standing();
+}
+
+void Roster::settle(const Change& settlement) {
+  decide(settlement,
+         {.info = {.code = ErrorCode::kTimeout,
+                   .phase = Phase::kMembership,
+                   .peer = settlement.ranks.front(),
+                   .limit = waiter_.limit()},
+          .message = list_ranks(settlement.ranks) + " were lost in the midst of an operation"});
+}
+
+void Roster::tell_settled(std::uint32_t number) {
+  membership_->tell(Status::kSettled, number);
+  envoy_->tell_standing();
+}
+
+bool Roster::all_have_settled() const {
+  const std::uint32_t number = envoy_->settlement().number;
+  return std::ranges::all_of(active_, [&](int rank) {
+    const auto settled = static_cast<std::uint32_t>(membership_->ask(rank, Status::kSettled));
+    return layout::has_reached(settled, number);
+  });
 }
 
 Roster::Absent Roster::await_others() {
@@ -190,6 +216,7 @@ Roster::Start Roster::recover_across_hosts(Epoch next) {
       remote_->recovered(envoy_->num_starts());
       // So that all take what this rank says from now on.
       envoy_->tell_decisions_in_order();
+      membership_->tell(Status::kSettled, view.number);
       envoy_->tell_standing();
       seam().pass(Point::kBack);
       return {.view = view, .let_in = knocked};

@@ -173,8 +173,11 @@ TEST(Council, LettersThatMakeNoSenseAreDropped) {
     post.deliver(post.num_letters() - 1);
     while (post.num_letters() > 0) post.deliver(0, true);
   }
-  const Change change = masks(0, {1, 2});
+  Change change = masks(0, {1, 2});
+  change.kind = Change::Kind::kSettle;
+  change.words = {1, ~layout::Word{0}, 3};
   const std::vector<std::byte> good = encode(change);
+  EXPECT_EQ(decode_change(good, 3)->words, change.words);
   for (std::size_t size = 0; size < good.size(); ++size) {
     if (const auto decoded = decode_change(std::span(good).first(size), 3)) {
       EXPECT_FALSE(decoded->cause && decoded->cause->message == change.cause->message);
@@ -182,6 +185,27 @@ TEST(Council, LettersThatMakeNoSenseAreDropped) {
   }
   EXPECT_FALSE(decode_change(encode(masks(0, {3})), 3));
   EXPECT_FALSE(decode_change(encode(masks(3, {0})), 3));
+}
+
+// However many ranks are lost and settled and let in again.
+TEST(Council, LettersHoldTheLastSettlementOnly) {
+  Post post(3);
+  std::size_t longest = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    post.propose(0, {.kind = Change::Kind::kLose, .ranks = {1}, .from = 8});
+    post.deliver_all();
+    EXPECT_FALSE(post.of(2).members()[1]);
+    post.propose(
+        2, {.kind = Change::Kind::kSettle, .ranks = {1}, .words = std::vector<layout::Word>(1000)});
+    post.deliver_all();
+    const std::size_t length = post.of(2).news().size();
+    if (turn == 0) longest = length + 1000;
+    EXPECT_LT(length, longest);
+    post.propose(0, {.kind = Change::Kind::kUnmask, .ranks = {1}, .from = 8});
+    post.deliver_all();
+    EXPECT_TRUE(post.of(0).members()[1]);
+  }
+  post.expect_agreement();
 }
 
 // Any order, any losses, proposals at any time, deaths and cuts: never two decisions of one number.

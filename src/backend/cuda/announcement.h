@@ -54,13 +54,9 @@ inline std::optional<layout::Epoch> newest_announced(std::span<const Announcemen
   return newest;
 }
 
-// Makes all holders lack or have the newest operation alike; says which of them it has changed. Of
-// a dispatch all get what one of them has whole: it may have finished by that. A combine needs no
-// agreement, but that nobody has a part of it. May be repeated, and done by several at once: what
-// is whole stays, and what is not never becomes so otherwise.
-inline std::vector<bool> agree_on_announcement(std::span<const Announcement> holders,
-                                               layout::Epoch near) {
-  std::vector<bool> changed(holders.size());
+// The same of any word.
+inline std::optional<layout::Epoch> newest_begun(std::span<const Announcement> holders,
+                                                 layout::Epoch near) {
   std::optional<layout::Epoch> newest;
   for (const Announcement& holder : holders) {
     for (const layout::Word word : holder) {
@@ -69,6 +65,17 @@ inline std::vector<bool> agree_on_announcement(std::span<const Announcement> hol
       newest = epoch;
     }
   }
+  return newest;
+}
+
+// Makes all holders lack or have the newest operation alike; says which of them it has changed. Of
+// a dispatch all get what one of them has whole: it may have finished by that. A combine needs no
+// agreement, but that nobody has a part of it. May be repeated, and done by several at once: what
+// is whole stays, and what is not never becomes so otherwise.
+inline std::vector<bool> agree_on_announcement(std::span<const Announcement> holders,
+                                               layout::Epoch near) {
+  std::vector<bool> changed(holders.size());
+  const std::optional<layout::Epoch> newest = newest_begun(holders, near);
   if (!newest) return changed;
   const auto is_of_it = [&](layout::Word word) { return layout::epoch_of(word) == *newest; };
   const auto is_whole = [&](const Announcement& holder) {

@@ -203,8 +203,8 @@ __device__ __forceinline__ void gather(const CombineParams& p, const CombineShar
 template <typename T, Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     combine_kernel(const __grid_constant__ CombineParams p) {
-  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
-  constexpr bool kWatched = kVariant == Variant::kWatched;
+  constexpr bool kElsewhere = has_elsewhere(kVariant);
+  constexpr bool kWatched = has_watch(kVariant);
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const CombineShared s(storage, buffer.num_ranks);
@@ -325,7 +325,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 template <typename T>
 const void* any(Variant variant) {
   return pick(variant, &combine_kernel<T, Variant::kPlain>, &combine_kernel<T, Variant::kElsewhere>,
-              &combine_kernel<T, Variant::kWatched>);
+              &combine_kernel<T, Variant::kWatched>,
+              &combine_kernel<T, Variant::kWatchedElsewhere>);
 }
 
 }  // namespace
@@ -343,7 +344,7 @@ const void* combine_kernel_for(DType dtype, Variant variant) {
 
 bool is_combine_kernel(const void* kernel) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-    for (const Variant variant : {Variant::kPlain, Variant::kElsewhere, Variant::kWatched}) {
+    for (const Variant variant : kVariants) {
       if (kernel == combine_kernel_for(dtype, variant)) return true;
     }
   }

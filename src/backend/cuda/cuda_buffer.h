@@ -24,6 +24,7 @@
 #include "backend/cuda/kernel_params.h"
 #include "backend/cuda/late_ranks.h"
 #include "backend/cuda/relay.h"
+#include "backend/cuda/settlement.h"
 #include "runtime/backend.h"
 #include "runtime/roster.h"
 #include "tandem/error.h"
@@ -82,6 +83,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void allocate_staging();
   void copy_words(std::byte* to, const void* from, std::int64_t size_bytes);
   void finish_copies();
+  [[nodiscard]] layout::Word& staging_word();
   void await_last_call();
   [[nodiscard]] DeviceState load_state();
   [[nodiscard]] DeviceState first_state(layout::Epoch epoch, std::uint32_t generation) const;
@@ -89,6 +91,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] std::vector<layout::Word> read_roster();
   [[nodiscard]] layout::Word pending_word(int rank) const;
   void tell_change(int rank, const runtime::Context& next);
+  void write_roster_word(int rank);
   void write_roster(const runtime::Context& next);
   void write_roster_words();
   void stop_if_failed();
@@ -99,7 +102,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] bool meet(int rank);
 
   [[nodiscard]] bool has_door() const { return !plan_.options.door.empty(); }
-  [[nodiscard]] bool is_watched() const { return variant_ == Variant::kWatched; }
+  [[nodiscard]] bool is_watched() const { return has_watch(variant_); }
 
   // --- cuda_buffer_watch.cc; all but the first three with mutex_ locked ---
   void allocate_watch();
@@ -113,6 +116,12 @@ class CudaBuffer final : public runtime::BackendBuffer {
   [[nodiscard]] layout::Epoch settle_announcements(int rank);
   void copy_announcement(int holder, int parity, int source, cudaMemcpyKind kind);
   [[nodiscard]] Announcement staged_announcement(int holder) const;
+
+  // --- cuda_buffer_settle.cc ---
+  void settle_losses(LateRanks::Time now);
+  [[nodiscard]] Holding holding_of(int lost);
+  void mask_silent(const runtime::Envoy::Losses& losses, LateRanks::Time now);
+  void go_by_settlement();
 
   // --- cuda_buffer.cc ---
   [[nodiscard]] int blocks_for(int asked) const;
@@ -167,7 +176,12 @@ class CudaBuffer final : public runtime::BackendBuffer {
   std::uint32_t judged_by_ = 0;  // the view by which it was last looked who is late
   bool says_it_waits_ = false;   // on the board
   bool at_rest_ = false;         // and has said so
-  Watch watch_view_;             // as the kernels get it
+  // Across hosts, numbers of decisions: of the loss for which this rank has told its holdings last,
+  // and when; of the settlement that it goes by.
+  std::uint32_t told_losses_ = 0;
+  LateRanks::Time told_losses_at_{};
+  std::uint32_t settled_ = 0;
+  Watch watch_view_;  // as the kernels get it
   std::jthread watcher_;
 };
 

@@ -32,6 +32,8 @@ void CudaBuffer::copy_words(std::byte* to, const void* from, std::int64_t size_b
              "cudaMemcpyAsync");
 }
 
+layout::Word& CudaBuffer::staging_word() { return staging_->words[0]; }
+
 void CudaBuffer::finish_copies() {
   check_cuda(cudaStreamSynchronize(side_stream_), "cudaStreamSynchronize");
 }
@@ -220,8 +222,27 @@ void CudaBuffer::require_settled(int rank, layout::Epoch next) {
 // After this rank has had it decided that another takes part, or no more: the others' kernels hear
 // of it before they hear of this rank's next operation.
 void CudaBuffer::tell_change(int rank, const Context& next) {
-  write_roster(next);
-  if (relay_) relay_->tell_roster_word(rank, pending_word(rank));
+  if (!relay_) return write_roster(next);
+  try {
+    roster_->write_view(next, [&] { write_roster_word(rank); });
+  } catch (const Error& error) {
+    roster_->fail(error);
+    throw;
+  }
+  relay_->tell_roster_word(rank, pending_word(rank));
+}
+
+// The word of one rank, into the blocks of those that share memory with this one.
+void CudaBuffer::write_roster_word(int rank) {
+  staging_word() = pending_word(rank);
+  for (int peer = 0; peer < plan_.num_ranks; ++peer) {
+    if (peers_->block(peer) == nullptr || roster_->view().lost[peer] || roster_->gone(peer)) {
+      continue;
+    }
+    copy_words(peers_->block(peer) + plan_.block.roster(rank), &staging_word(),
+               sizeof(layout::Word));
+  }
+  finish_copies();
 }
 
 void CudaBuffer::mask(int rank) {
@@ -245,6 +266,11 @@ void CudaBuffer::unmask(int rank) {
       throw Error(ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
                   "rank " + std::to_string(rank) +
                       " waits to be let in, but not all ranks have mapped its memory yet");
+    }
+    if (relay_ && !roster_->all_have_settled()) {
+      throw Error(ErrorInfo{.code = ErrorCode::kOrder, .peer = rank},
+                  "rank " + std::to_string(rank) +
+                      " waits to be let in, but not all ranks have gone on without it yet");
     }
   }
   if (roster_->unmask(rank, next)) tell_change(rank, next);
@@ -278,6 +304,7 @@ void CudaBuffer::recover() {
     start_together(first, start.view);
   }
   if (is_watched()) resume();
+  if (relay_) settled_ = roster_->envoy().settlement().number;  // of before
   staging_->state = first_state(epoch, start.view.generation);
   copy_words(reinterpret_cast<std::byte*>(view_.state), &staging_->state, sizeof(DeviceState));
   staging_->words[0] = 0;

@@ -42,9 +42,14 @@ std::vector<const void*> all_kernels(Variant variant) {
           acquire_kernel()};
 }
 
+Variant variant_for(bool elsewhere, bool watched) {
+  const Variant plain = elsewhere ? Variant::kElsewhere : Variant::kPlain;
+  return !watched ? plain : elsewhere ? Variant::kWatchedElsewhere : Variant::kWatched;
+}
+
 // Takes a CombineParams.
 bool is_of_combine(const void* kernel) {
-  for (const Variant variant : {Variant::kPlain, Variant::kElsewhere, Variant::kWatched}) {
+  for (const Variant variant : kVariants) {
     if (kernel == stage_kernel(variant)) return true;
   }
   return kernel == acquire_kernel() || is_combine_kernel(kernel);
@@ -96,9 +101,8 @@ struct CudaBuffer::Pieces {
 CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                        const runtime::BufferPlan& plan)
     : plan_(plan),
-      variant_(bootstrap->network() != nullptr               ? Variant::kElsewhere
-               : plan.options.on_timeout == OnTimeout::kMask ? Variant::kWatched
-                                                             : Variant::kPlain) {
+      variant_(variant_for(bootstrap->network() != nullptr,
+                           plan.options.on_timeout == OnTimeout::kMask)) {
   DeviceFacts own{};
   runtime::agree(*bootstrap, [&] {
     require_supported(bootstrap.get());
@@ -127,7 +131,7 @@ CudaBuffer::CudaBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
   auto membership = std::make_unique<runtime::Membership>(*bootstrap, plan.num_ranks,
                                                           plan.options.first_epoch, kind);
   runtime::agree(*bootstrap, [&] {
-    if (variant_ == Variant::kElsewhere) {
+    if (has_elsewhere(variant_)) {
       relay_ = std::make_unique<Relay>(device_, plan, *bootstrap, block_,
                                        [this] { return fatal_failure(); });
       relay_->fill(view_);
@@ -166,13 +170,9 @@ void CudaBuffer::require_supported(const runtime::Bootstrap* bootstrap) const {
                                              ", on CUDA at most " + std::to_string(kMaxExperts));
   }
   const bool masks = options.on_timeout == OnTimeout::kMask;
-  if (variant_ == Variant::kElsewhere && masks) {
-    throw Error(ErrorCode::kUnsupported,
-                "on_timeout mask: ranks on GPUs of several hosts cannot be masked yet");
-  }
   const bool grows = bootstrap != nullptr && plan_.num_ranks != bootstrap->size();
   if (!has_door() && !grows) return;
-  if (variant_ == Variant::kElsewhere) {
+  if (has_elsewhere(variant_)) {
     throw Error(ErrorCode::kUnsupported,
                 "door and max_ranks: ranks on GPUs of several hosts cannot be replaced or added "
                 "yet");
@@ -220,7 +220,7 @@ DeviceFacts CudaBuffer::prepare_device() {
   own.chosen_blocks = plan_.options.num_sms;
   const int num_experts = plan_.options.num_experts;
   shared_bytes_ = std::max(
-      {dispatch_shared_bytes(plan_.num_ranks, num_experts, variant_ == Variant::kElsewhere),
+      {dispatch_shared_bytes(plan_.num_ranks, num_experts, has_elsewhere(variant_)),
        receive_shared_bytes(plan_.num_ranks, num_experts), combine_shared_bytes(plan_.num_ranks),
        stage_shared_bytes(plan_.num_ranks), kLeastSharedBytes});
   if (shared_bytes_ > static_cast<std::int64_t>(properties.sharedMemPerBlockOptin)) {

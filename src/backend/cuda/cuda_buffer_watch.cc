@@ -107,6 +107,7 @@ void CudaBuffer::look_after_kernels() {
     roster_->tell_waiting_for({.operation = Operation::kNone, .epoch = epoch}, awaited);
     says_it_waits_ = awaited >= 0;
   }
+  if (relay_) settle_losses(now);
   if (awaited < 0) return;
   mask_late(now);
   // Whoever had it decided may be lost itself before it has told all: who still waits does it.
@@ -117,7 +118,7 @@ void CudaBuffer::look_after_kernels() {
     if (wait->last == now) newest = wait;
     late_->forget(rank);  // when it is let in again it is not late yet
   }
-  if (newest) write_roster({.operation = newest->operation, .epoch = newest->epoch});
+  if (newest && !relay_) write_roster({.operation = newest->operation, .epoch = newest->epoch});
 }
 
 void CudaBuffer::take_notes(LateRanks::Time now) {
@@ -146,7 +147,10 @@ void CudaBuffer::mask_late(LateRanks::Time now) {
     if (now - wait->since >= limit && (!wait->spared || is_very_late)) late.push_back(rank);
   }
   std::vector<int> culprits = gone;
-  if (culprits.empty()) culprits = roster_->not_waiting(late);
+  if (culprits.empty() && !late.empty()) {
+    roster_->ask_elsewhere(late);
+    culprits = roster_->not_waiting(late);
+  }
   if (culprits.empty()) culprits = very_late;
   if (culprits.empty()) {
     for (const int rank : late) late_->spare(rank);

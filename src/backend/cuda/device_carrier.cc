@@ -133,10 +133,11 @@ void DeviceCarrier::wake() {
 }
 
 void DeviceCarrier::forget() {
-  {
-    const std::lock_guard lock(held_mutex_);
-    for (Source& source : sources_) source.completed.reset();
-  }
+  const std::lock_guard lock(held_mutex_);
+  for (Source& source : sources_) source.completed.reset();
+}
+
+void DeviceCarrier::await_copies() const {
   check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 

@@ -49,7 +49,9 @@ class DeviceCarrier final : public runtime::Carrier {
   void wake();
   [[nodiscard]] layout::Doorbell& doorbell() { return doorbell_; }
 
-  // Waits until all that has come by now is on the device, and drops what is held back.
+  // Waits until all that has come by now is on the device.
+  void await_copies() const;
+  // Drops what is held back.
   void forget();
 
   // Memory that the network reads, which shall live as long as this object.

@@ -138,8 +138,8 @@ __device__ RowShare share_of(const DispatchParams& p) {
 template <typename X, Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchParams p) {
-  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
-  constexpr bool kWatched = kVariant == Variant::kWatched;
+  constexpr bool kElsewhere = has_elsewhere(kVariant);
+  constexpr bool kWatched = has_watch(kVariant);
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const DispatchShared s(storage, buffer.num_ranks, buffer.num_experts, kElsewhere);
@@ -427,7 +427,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 template <typename X>
 const void* any(Variant variant) {
   return pick(variant, &dispatch_kernel<X, Variant::kPlain>,
-              &dispatch_kernel<X, Variant::kElsewhere>, &dispatch_kernel<X, Variant::kWatched>);
+              &dispatch_kernel<X, Variant::kElsewhere>, &dispatch_kernel<X, Variant::kWatched>,
+              &dispatch_kernel<X, Variant::kWatchedElsewhere>);
 }
 
 }  // namespace

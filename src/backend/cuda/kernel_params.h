@@ -15,7 +15,15 @@ namespace tandem::cuda {
 
 // What kernels are compiled for beside the plain case: some peers are on other hosts; or hosts
 // watch them, and mask ranks that miss the timeout (Watch).
-enum class Variant : std::uint8_t { kPlain, kElsewhere, kWatched };
+enum class Variant : std::uint8_t { kPlain, kElsewhere, kWatched, kWatchedElsewhere };
+constexpr bool has_elsewhere(Variant variant) {
+  return variant == Variant::kElsewhere || variant == Variant::kWatchedElsewhere;
+}
+constexpr bool has_watch(Variant variant) {
+  return variant == Variant::kWatched || variant == Variant::kWatchedElsewhere;
+}
+inline constexpr Variant kVariants[] = {Variant::kPlain, Variant::kElsewhere, Variant::kWatched,
+                                        Variant::kWatchedElsewhere};
 
 // A block has a multiprocessor to itself: kernels of different ranks never slow each other down by
 // sharing one, and the ranks that share a GPU get equal parts of it. So every block asks for more

@@ -20,11 +20,11 @@ const void* stage_kernel(Variant variant);  // staged combine: the send phase
 // One of combine_kernel_for?
 bool is_combine_kernel(const void* kernel);
 
+// One for each of kVariants.
 template <typename Kernel>
-const void* pick(Variant variant, Kernel plain, Kernel elsewhere, Kernel watched) {
-  return reinterpret_cast<const void*>(variant == Variant::kPlain       ? plain
-                                       : variant == Variant::kElsewhere ? elsewhere
-                                                                        : watched);
+const void* pick(Variant variant, Kernel plain, Kernel elsewhere, Kernel watched, Kernel both) {
+  const Kernel kernels[] = {plain, elsewhere, watched, both};
+  return reinterpret_cast<const void*>(kernels[static_cast<int>(variant)]);
 }
 
 // Dynamic shared memory of a block.

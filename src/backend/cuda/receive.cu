@@ -39,8 +39,8 @@ struct ReceiveShared {
 template <Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ DispatchParams p) {
-  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
-  constexpr bool kWatched = kVariant == Variant::kWatched;
+  constexpr bool kElsewhere = has_elsewhere(kVariant);
+  constexpr bool kWatched = has_watch(kVariant);
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const ReceiveShared s(storage, buffer.num_ranks, buffer.num_experts);
@@ -213,7 +213,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 const void* receive_kernel(Variant variant) {
   return pick(variant, &dispatch_receive_kernel<Variant::kPlain>,
               &dispatch_receive_kernel<Variant::kElsewhere>,
-              &dispatch_receive_kernel<Variant::kWatched>);
+              &dispatch_receive_kernel<Variant::kWatched>,
+              &dispatch_receive_kernel<Variant::kWatchedElsewhere>);
 }
 
 std::int64_t receive_shared_bytes(int num_ranks, int num_experts) {

@@ -227,6 +227,7 @@ void Relay::rest(layout::Epoch from) {
   }
   check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   carrier_->forget();
+  carrier_->await_copies();
 }
 
 void Relay::close_to(layout::Epoch from) {

@@ -67,6 +67,9 @@ class Relay {
   // later takes effect there.
   void tell_roster_word(int rank, layout::Word word);
 
+  // Until what has come by now is on the device.
+  void await_copies() const { carrier_->await_copies(); }
+
   // No kernel of this rank is at work, or will be until resume(). Does what they have asked for;
   // from then on nothing that peers send of operations before `from` reaches the block.
   void rest(layout::Epoch from);

@@ -32,8 +32,8 @@ struct StageShared {
 template <Variant kVariant>
 __global__ void __launch_bounds__(kNumThreads, 1)
     combine_stage_kernel(const __grid_constant__ CombineParams p) {
-  constexpr bool kElsewhere = kVariant == Variant::kElsewhere;
-  constexpr bool kWatched = kVariant == Variant::kWatched;
+  constexpr bool kElsewhere = has_elsewhere(kVariant);
+  constexpr bool kWatched = has_watch(kVariant);
   extern __shared__ __align__(128) std::byte storage[];
   const BufferView& buffer = p.buffer;
   const StageShared s(storage, buffer.num_ranks);
@@ -126,7 +126,8 @@ const void* acquire_kernel() { return reinterpret_cast<const void*>(&combine_acq
 
 const void* stage_kernel(Variant variant) {
   return pick(variant, &combine_stage_kernel<Variant::kPlain>,
-              &combine_stage_kernel<Variant::kElsewhere>, &combine_stage_kernel<Variant::kWatched>);
+              &combine_stage_kernel<Variant::kElsewhere>, &combine_stage_kernel<Variant::kWatched>,
+              &combine_stage_kernel<Variant::kWatchedElsewhere>);
 }
 
 std::int64_t stage_shared_bytes(int num_ranks) {

@@ -127,7 +127,10 @@ static __device__ __noinline__ layout::Word wait_slowly(const BufferView& buffer
     }
     // Looked at before the word: what the peer sent, or hosts in its place, came before.
     const bool lost = is_lost(buffer, own, peer);
-    if (lost || (buffer.remote != nullptr && ptx::load_relaxed(&buffer.remote->lost[peer]) != 0)) {
+    // Where hosts watch it is for them to say what follows from that a connection is lost.
+    const bool is_watched = watch.waits != nullptr;
+    if (lost || (buffer.remote != nullptr && !is_watched &&
+                 ptx::load_relaxed(&buffer.remote->lost[peer]) != 0)) {
       ptx::fence_sys();
       const layout::Word last = ptx::load_relaxed(address);
       if (is_ready(last, wanted, until)) return last;

@@ -125,6 +125,35 @@ TEST_F(CudaApart, OthersRecoverWithoutAProcessThatWasKilled) {
             {.may_die = {kVictim}});
 }
 
+// In the very operation in which it is missed, by a rank of its own host and by one that is
+// elsewhere.
+TEST_F(CudaApart, OthersGoOnWithoutAProcessThatIsKilled) {
+  launch("processes");
+  const Scenario all = make_scenario(entangled_three());
+  const Scenario rest = without(all, {kVictim});
+  run_ranks(3,
+            [&](Rank& together) {
+              Rank rank(partly_apart(together));
+              rank.run_freely();
+              BufferOptions options = options_for(all.shape);
+              options.on_timeout = OnTimeout::kMask;
+              options.timeout = 20s;
+              Buffer buffer(rank.communicator(), options);
+              Exchange exchange(rank, all, buffer);
+              Exchange others(rank, rest, buffer);
+              exchange.run(buffer);
+              rank.barrier();
+              if (rank.index() == kVictim) rank.die();
+              const auto start = std::chrono::steady_clock::now();
+              for (int pair = 0; pair < 4; ++pair) others.run(buffer);
+              rank.expect(std::chrono::steady_clock::now() - start < 15s, "before the timeout");
+              const auto loss = buffer.last_loss();
+              rank.expect(loss && loss->code() == ErrorCode::kPeerLost, "there is a reason");
+              if (!rank.failures().empty()) together.fail(rank.failures());
+            },
+            {.may_die = {kVictim}});
+}
+
 // Ranks 0 and 1 share memory, rank 2 is elsewhere. Each is masked by a rank that is here and by one
 // that is there, and let in; then all start anew.
 TEST_F(CudaApart, RanksHereAndThereAreMaskedAndLetIn) {

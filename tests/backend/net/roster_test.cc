@@ -149,6 +149,65 @@ TEST(RosterAcrossHosts, LeavesTheMissingBehindInThePastOfAll) {
   });
 }
 
+// A rank is lost; those who go on tell what they have of it, one of them has decided what all are
+// to have, and it may come back once all go by that.
+TEST(RosterAcrossHosts, SettleWhatALostRankHadAnnounced) {
+  constexpr Epoch kMissed = 20;
+  run_threads(3, [&](const Communicator& together) {
+    End end(together, 20s);
+    Envoy& envoy = end.roster.envoy();
+    const View& view = end.roster.view();
+    if (together.rank() == 1) {
+      end.look_until([&] { return !end.roster.is_active(1); }, kMissed);
+      EXPECT_TRUE(view.lost[1]);
+      together.barrier();
+      // It may have begun the operation that it was missed in, and the next; what comes of those,
+      // and later, is another matter.
+      end.send_word(0, layout::make_word(kMissed + 1, 5));
+      EXPECT_TRUE(end.roster.recover(kMissed + 1).let_in);
+      end.send_word(0, layout::make_word(40, 5));
+      together.barrier();
+      return;
+    }
+    const std::vector<int> lost{1};
+    if (together.rank() == 0) {
+      end.roster.mask(lost, {.info = {.code = ErrorCode::kTimeout, .epoch = kMissed, .peer = 1},
+                             .message = "missed"});
+    }
+    end.look_until([&] { return !end.roster.is_active(1); }, kMissed);
+    EXPECT_TRUE(view.lost[1]);
+    EXPECT_EQ(view.from[1], kMissed + 1);
+    together.barrier();
+    const Envoy::Losses losses = envoy.losses();
+    EXPECT_EQ(losses.number, view.number);
+    EXPECT_EQ(losses.ranks, lost);
+    EXPECT_FALSE(envoy.holdings(losses.number, end.roster.active()));
+    envoy.tell_holdings(losses.number, {Word{100} + together.rank()});
+    std::optional<std::vector<std::vector<Word>>> holdings;
+    while (!(holdings = envoy.holdings(losses.number, end.roster.active()))) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(*holdings, (std::vector<std::vector<Word>>{{100}, {102}}));
+    end.roster.settle({.kind = Change::Kind::kSettle, .ranks = lost, .words = {7, 8}});
+    end.look_until([&] { return view.number != losses.number; }, kMissed);
+    EXPECT_EQ(envoy.settlement().words, (std::vector<Word>{7, 8}));
+    EXPECT_EQ(envoy.settlement().number, view.number);
+    EXPECT_TRUE(envoy.losses().ranks.empty());
+    EXPECT_TRUE(end.roster.last_loss()) << "the reason stands";
+    EXPECT_FALSE(end.roster.all_have_settled());
+    if (together.rank() == 2) end.roster.tell_settled(view.number);
+    if (together.rank() == 0) {
+      end.roster.tell_settled(view.number);
+      while (!end.roster.all_have_settled() || !end.roster.waits(1)) std::this_thread::yield();
+      EXPECT_TRUE(end.roster.unmask(1, before(30)));
+      EXPECT_FALSE(view.lost[1]);
+      for (int i = 0; i < 5000 && end.word() == 0; ++i) std::this_thread::sleep_for(1ms);
+      EXPECT_EQ(end.word(), layout::make_word(40, 5)) << "nothing of before";
+    }
+    together.barrier();
+  });
+}
+
 // What is written by a view is written again by one that has come meanwhile.
 TEST(RosterAcrossHosts, WritesAgainByADecisionThatHasComeWhileItWrote) {
   run_threads(3, [&](const Communicator& together) {
