@@ -74,6 +74,20 @@ TEST(Audience, KnowsAfterAnyNumberOfOperations) {
   }
 }
 
+// Also of the operation in which it was missed.
+TEST(Audience, LosesARankThatOthersHaveMissed) {
+  Audience audience(kNumRanks);
+  EXPECT_TRUE(audience.takes_part(view_of({true, true, true}, {1, 1, 1}), 1, 20));
+  View lost = view_of({true, false, true}, {1, 21, 1});
+  lost.lost[1] = true;
+  EXPECT_FALSE(audience.takes_part(lost, 1, 20));
+  EXPECT_FALSE(audience.takes_part(lost, 1, 21));
+  EXPECT_TRUE(audience.takes_part(lost, 2, 20));
+  const View back = view_of({true, true, true}, {1, 30, 1});
+  EXPECT_FALSE(audience.takes_part(back, 1, 29));
+  EXPECT_TRUE(audience.takes_part(back, 1, 30));
+}
+
 // Left behind by a new start, in the past of all.
 TEST(Audience, LosesAtOnceWhoeverIsLeftBehind) {
   Audience audience(kNumRanks);

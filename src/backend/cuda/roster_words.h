@@ -31,8 +31,11 @@ class Audience {
  public:
   explicit Audience(int num_ranks) : known_(num_ranks) {}
 
-  // By `view`, the newest one: there is none yet by which operations after this one will go.
+  // By `view`, the newest one: there is none yet by which operations after this one will go. A rank
+  // that is lost is told nothing any more: what kernels have left out for it would be taken for
+  // rows.
   [[nodiscard]] bool takes_part(const runtime::View& view, int rank, layout::Epoch epoch) {
+    if (view.lost[rank] && !view.active[rank]) return false;
     Known& known = known_[rank];
     if (known.from != view.from[rank] || known.active != view.active[rank]) {
       known = {.from = view.from[rank], .active = view.active[rank]};
