@@ -3,7 +3,9 @@
 #include <signal.h>
 
 #include <chrono>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tools/command.h"
 
@@ -12,8 +14,17 @@ namespace {
 
 using nlohmann::json;
 
+// How ranks can be started that need no root.
+std::vector<std::string> launches() {
+  std::vector<std::string> launches = {"threads", "processes"};
+#ifdef TANDEM_WITH_NET
+  launches.emplace_back("apart");
+#endif
+  return launches;
+}
+
 TEST(Soak, SaysWhatItDid) {
-  for (const std::string launch : {"threads", "processes"}) {
+  for (const std::string& launch : launches()) {
     const CommandResult result =
         run_command("soak --minutes 0.02 --ranks 3 --seed 9 --json - --launch " + launch);
     EXPECT_EQ(result.exit_code, 0) << result.errors;
@@ -31,11 +42,11 @@ TEST(Soak, SaysWhatItDid) {
     EXPECT_GT(object["replays"], 0);
     EXPECT_GT(object["held"]["before"]["memory_bytes"], 0);
     EXPECT_EQ(object["held"]["before"]["descriptors"], object["held"]["after"]["descriptors"]);
-    ASSERT_EQ(object.contains("held_by_a_rank"), launch == "processes");
-    if (launch == "processes") {
+    ASSERT_EQ(object.contains("held_by_a_rank"), launch != "threads");
+    if (launch != "threads") {
       const json& held = object["held_by_a_rank"];
       EXPECT_GT(held["before"]["memory_bytes"], 0);
-      EXPECT_EQ(held["before"]["descriptors"], held["after"]["descriptors"]);
+      EXPECT_LE(held["after"]["descriptors"], held["before"]["descriptors"]);
     }
   }
 }
@@ -50,7 +61,7 @@ TEST(Soak, ClosesWithALineForPeople) {
 }
 
 TEST(Soak, SurvivesItsFaults) {
-  for (const std::string launch : {"threads", "processes"}) {
+  for (const std::string& launch : launches()) {
     const CommandResult result =
         run_command("soak --minutes 0.06 --faults --timeout 0.5 --json - --launch " + launch);
     const json object = result.json();
@@ -105,7 +116,8 @@ TEST(Soak, FailsWhereARankIsLostUnplanned) {
 
 TEST(Soak, RefusesWhatCannotBe) {
   for (const char* words :
-       {"soak --faults --ranks 2", "soak --minutes 0", "soak --minutes x", "soak --ranks 65"}) {
+       {"soak --faults --ranks 2", "soak --minutes 0", "soak --minutes x", "soak --ranks 65",
+        "soak --launch hosts --hosts 33 --ranks-per-host 2"}) {
     const CommandResult result = run_command(words);
     EXPECT_EQ(result.exit_code, 2) << words;
     EXPECT_FALSE(result.errors.empty()) << words;

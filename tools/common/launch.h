@@ -15,6 +15,7 @@ namespace tandem::tools {
 enum class Launch { kThreads, kProcesses, kApart, kHosts };
 
 std::string_view name(Launch launch);
+inline bool are_processes(Launch launch) { return launch != Launch::kThreads; }
 
 // Called by a rank, any number of times.
 using ReportFunction = std::function<void(const nlohmann::json&)>;

@@ -47,11 +47,12 @@ void run_one_session(SessionPlan plan, Ledger& ledger, Growth& most, Report& rep
   plan.meeting_place = fmt::format("tandem soak {} {}", getpid(), plan.seed);
   if (plan.options.ends_ranks()) plan.buffer.door = plan.meeting_place;
   ledger.begin_session();
-  const std::vector<RankOutcome> outcomes =
-      run_ranks(plan.options.launch, plan.options.ranks, std::chrono::minutes(2),
-                [&](const Communicator& communicator, const ReportFunction& tell) {
-                  run_lives(plan, ledger, communicator, tell);
-                });
+  const std::vector<RankOutcome> outcomes = run_ranks(
+      plan.options.launch, plan.options.ranks, std::chrono::minutes(2),
+      [&](const Communicator& communicator, const ReportFunction& tell) {
+        run_lives(plan, ledger, communicator, tell);
+      },
+      plan.options.hosts);
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const auto note = [&](const std::string& message) {
       if (message.empty()) return;
@@ -98,11 +99,11 @@ void summarise(const SoakOptions& options, const Ledger& ledger, const std::vect
         {"unexpected", ledger.unexpected_errors.load()}}},
       {"held",
        {{"before", command.before}, {"after", command.after}, {"after_each_session", held}}}};
-  const bool are_processes = options.launch == Launch::kProcesses;
-  if (are_processes) {
+  const bool are_forked = are_processes(options.launch);
+  if (are_forked) {
     report.extra["held_by_a_rank"] = {{"before", rank.before}, {"after", rank.after}};
   }
-  const bool in_this_process = options.backend == Backend::kCuda && !are_processes;
+  const bool in_this_process = options.backend == Backend::kCuda && !are_forked;
   const std::int64_t allowed =
       in_this_process ? kDriverBytes * static_cast<std::int64_t>(held.size()) : 0;
   const std::string left = what_is_left(command.before, command.after, allowed);
@@ -121,7 +122,7 @@ void summarise(const SoakOptions& options, const Ledger& ledger, const std::vect
       ledger.ended.load(), ledger.stopped.load(), ledger.delayed.load(), ledger.returned.load(),
       ledger.joined.load(), ledger.expected_errors.load(), ledger.unexpected_errors.load(),
       mebibytes(command.before.memory_bytes), mebibytes(command.after.memory_bytes),
-      are_processes
+      are_forked
           ? fmt::format(" (of the rank that grew most {:.1f} -> {:.1f})",
                         mebibytes(rank.before.memory_bytes), mebibytes(rank.after.memory_bytes))
           : "",

@@ -34,7 +34,8 @@ Holdings holdings() {
 
 std::string what_is_left(const Holdings& before, const Holdings& after,
                          std::int64_t allowed_bytes) {
-  if (after.descriptors != before.descriptors) {
+  // Fewer is not less than it should be: connections of set-up close in their own time.
+  if (after.descriptors > before.descriptors) {
     return fmt::format("{} descriptors before, {} after", before.descriptors, after.descriptors);
   }
   if (after.memory_bytes > before.memory_bytes + kAllowedGrowthBytes + allowed_bytes) {

@@ -23,7 +23,7 @@ class Lives {
         rank_(rank),
         self_(ledger.ranks[rank]),
         report_(report),
-        is_process_(plan.options.launch == Launch::kProcesses) {}
+        is_process_(are_processes(plan.options.launch)) {}
 
   // One of them; `all`: who begins together with this rank, null where it joins.
   void live(const Communicator* all) {
@@ -70,7 +70,8 @@ class Lives {
     }
   }
 
-  void live_as_threads(const Communicator& all) {
+  // In the process or thread that it was started as.
+  void live_here(const Communicator& all) {
     live(&all);
     while (self_.dead && !ledger_.over) live(nullptr);
   }
@@ -113,7 +114,7 @@ void run_lives(const SessionPlan& plan, Ledger& ledger, const Communicator& comm
   } else if (plan.options.launch == Launch::kProcesses) {
     lives.live_as_processes();
   } else {
-    lives.live_as_threads(communicator);
+    lives.live_here(communicator);
   }
 }
 

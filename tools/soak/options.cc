@@ -1,24 +1,26 @@
 #include "soak/options.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <random>
 
-#include "common/options.h"
 #include "common/report.h"
+#include "soak/ledger.h"
 
 namespace tandem::tools {
 
 void add_options(CLI::App& app, SoakArguments& arguments) {
   add_backend(app, arguments.backend, "where ranks compute");
-  add_launch(app, arguments.launch);
+  add_launch(app, arguments.where);
   app.add_option("--minutes", arguments.minutes, "how long")
       ->check(CLI::Range(0.001, 100'000.0))
       ->capture_default_str()
       ->take_last();
-  app.add_flag(
-      "--faults", arguments.faults,
-      "ranks end (not threads on GPUs), are stopped or come late, and come back where they can");
-  add_number(app, "--ranks", arguments.ranks, 1, 64, "number of ranks");
+  app.add_flag("--faults", arguments.faults,
+               "ranks end (not threads on GPUs, nor apart or on hosts), are stopped or come late, "
+               "and come back where they can");
+  add_number(app, "--ranks", arguments.ranks, 1, kMaxSoakRanks, "number of ranks");
   app.add_option("--timeout", arguments.timeout_s,
                  "the longest any wait may take, in seconds\n(default: 30, with --faults 1)")
       ->check(CLI::Range(0.001, 1e6))
@@ -31,13 +33,19 @@ void add_options(CLI::App& app, SoakArguments& arguments) {
 
 SoakOptions resolve(const SoakArguments& arguments) {
   SoakOptions options{.backend = backend_of(arguments.backend),
-                      .launch = launch_of(arguments.launch),
+                      .launch = launch_of(arguments.where.launch),
+                      .hosts = arguments.where.hosts,
                       .duration = timeout_of(arguments.minutes * 60),
                       .faults = arguments.faults,
-                      .ranks = arguments.ranks,
+                      .ranks = num_ranks(arguments.where, arguments.ranks),
                       .timeout = timeout_of(arguments.timeout_s > 0 ? arguments.timeout_s
                                                                     : (arguments.faults ? 1 : 30)),
                       .seed = arguments.seed};
+  if (options.ranks > kMaxSoakRanks) {
+    throw UsageError(fmt::format("{} hosts with {} ranks each are more than {} ranks",
+                                 arguments.where.hosts, arguments.where.ranks_per_host,
+                                 kMaxSoakRanks));
+  }
   if (options.faults && options.ranks < 3) {
     throw UsageError("--faults wants --ranks of at least 3: some are lost, and two are to be left");
   }

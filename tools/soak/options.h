@@ -5,19 +5,15 @@
 #include <cstdint>
 #include <string>
 
-#include "common/launch.h"
+#include "common/options.h"
 #include "tandem/types.h"
-
-namespace CLI {
-class App;
-}
 
 namespace tandem::tools {
 
 // As typed.
 struct SoakArguments {
   std::string backend = "cpu";
-  std::string launch = "threads";
+  HostsArguments where;
   double minutes = 1;
   bool faults = false;
   int ranks = 4;
@@ -31,15 +27,18 @@ void add_options(CLI::App& app, SoakArguments& arguments);
 struct SoakOptions {
   Backend backend = Backend::kCpu;
   Launch launch = Launch::kThreads;
+  int hosts = 1;  // with Launch::kHosts
   std::chrono::nanoseconds duration{};
   bool faults = false;
   int ranks = 4;
   std::chrono::nanoseconds timeout{};
   std::uint64_t seed = 0;
 
-  // Whether ranks end and others join in their place: threads on GPUs are only late.
+  // Whether ranks end and others join in their place: threads on GPUs, and ranks that do not share
+  // memory, are only late.
   [[nodiscard]] bool ends_ranks() const {
-    return faults && (backend == Backend::kCpu || launch == Launch::kProcesses);
+    return faults && (launch == Launch::kProcesses ||
+                      (launch == Launch::kThreads && backend == Backend::kCpu));
   }
 };
 

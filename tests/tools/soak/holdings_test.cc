@@ -36,8 +36,10 @@ TEST(SoakHoldings, LeftMemoryIsFoundBeItPrivateOrShared) {
 TEST(SoakHoldings, DescriptorIsFound) {
   const Holdings before = holdings();
   const int descriptor = open("/dev/null", O_RDONLY);
-  EXPECT_NE(what_is_left(before, holdings()).find("descriptors"), std::string::npos);
+  const Holdings after = holdings();
+  EXPECT_NE(what_is_left(before, after).find("descriptors"), std::string::npos);
   close(descriptor);
+  EXPECT_EQ(what_is_left(after, before), "");
 }
 
 TEST(SoakHoldings, TravelAsJson) {
