@@ -387,7 +387,7 @@ TEST(Masks, RecoveryGoesOnWithoutThoseWhoDoNotCome) {
   run_ranks(3, [&](Rank& rank) {
     rank.run_freely();
     BufferOptions options = options_for(cases.all.shape);
-    options.timeout = 200ms;
+    options.timeout = with_patience(200ms);
     Buffer buffer(rank.communicator(), options);
     {
       Exchange exchange(rank, cases.all, buffer);

@@ -28,7 +28,7 @@ BufferOptions impatient(const Shape& shape) {
   options.slotted_placement = true;
   options.max_hidden = 2 * shape.hidden;
   options.max_topk = shape.topk + 1;
-  options.timeout = kLimit;
+  options.timeout = with_patience(kLimit);
   return options;
 }
 

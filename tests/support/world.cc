@@ -121,7 +121,10 @@ bool ranks_share_memory() {
 }
 
 std::chrono::nanoseconds with_patience(std::chrono::nanoseconds timeout) {
-  static const int factor = std::stoi(std::string(environment("TANDEM_TEST_PATIENCE", "1")));
+  // What ranks decide across hosts passes through a process of each, which a busy machine may keep
+  // from running.
+  static const int factor =
+      std::stoi(std::string(environment("TANDEM_TEST_PATIENCE", ranks_share_memory() ? "1" : "4")));
   return timeout * factor;
 }
 
