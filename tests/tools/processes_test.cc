@@ -122,6 +122,16 @@ TEST(Apart, RunLayerIsTheSameAsInThreads) {
   expect_same_as_threads(run_command(kLayer + "--launch apart").json());
 }
 
+TEST(Apart, BenchTimesIt) {
+  const CommandResult result = run_command(
+      "bench --backend cpu --launch apart --ranks 2 --tokens 4 --hidden 256 --topk 2 --experts 8 "
+      "--operations 5 --replays 4 --json -");
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const json row = result.json()["rows"].at(0);
+  EXPECT_EQ(row["launch"], "apart");
+  EXPECT_GT(row["pair_us"].get<double>(), 0);
+}
+
 TEST(Hosts, RunLayerIsTheSameAsInThreads) {
   const json hosts = run_on_hosts(kLayer + "--launch hosts --hosts 2 --ranks-per-host 2");
   expect_same_as_threads(hosts);

@@ -139,7 +139,8 @@ void add_options(CLI::App& app, BenchArguments& arguments) {
     return app.add_option(option, target, help)->delimiter(',');
   };
   add_backend(app, arguments.backend, "where ranks compute");
-  add_launch(app, arguments.launch);
+  add_choice(app, "--launch", arguments.launch, {"threads", "processes", "apart"},
+             "what a rank is; apart: a process that shares no memory");
   list("--ranks", arguments.ranks, "numbers of ranks; this and the other lists: 1,2,...")
       ->check(CLI::Range(1, kMaxRanks));
   list("--tokens", arguments.tokens, "tokens of each rank")->check(CLI::Range(1, 1 << 20));

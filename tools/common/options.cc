@@ -29,10 +29,6 @@ Backend backend_of(const std::string& word) {
   return word == "cuda" ? Backend::kCuda : Backend::kCpu;
 }
 
-void add_launch(CLI::App& app, std::string& target) {
-  add_choice(app, "--launch", target, {"threads", "processes"}, "what a rank is");
-}
-
 void add_launch(CLI::App& app, HostsArguments& target) {
   add_choice(app, "--launch", target.launch, {"threads", "processes", "apart", "hosts"},
              "what a rank is; hosts: a process on one of several\nnetwork namespaces (as root)");

@@ -19,14 +19,12 @@ void add_choice(CLI::App& app, const std::string& option, std::string& target,
 void add_number(CLI::App& app, const std::string& option, int& target, int least, int most,
                 const std::string& help);
 
-// --backend and --launch, and what their words mean.
+// --backend, and what its words and those of --launch mean.
 void add_backend(CLI::App& app, std::string& target, const std::string& help);
 Backend backend_of(const std::string& word);
-void add_launch(CLI::App& app, std::string& target);
 Launch launch_of(const std::string& word);
 
-// --launch where ranks may also be processes that share no memory, apart or on --hosts with
-// --ranks-per-host on each.
+// --launch, and with hosts how many these are and what is on each.
 struct HostsArguments {
   std::string launch = "threads";
   int hosts = 2;
