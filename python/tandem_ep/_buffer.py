@@ -114,7 +114,7 @@ class Buffer:
         timeout: seconds that any wait may take; math.inf for no limit; may differ per rank.
         on_timeout: what becomes of an operation in which a rank misses the timeout or has ended:
             "fail", on every rank; or "mask": that rank is masked, and the operation ends without
-            it. Not across hosts.
+            it.
         door: a name, any text, under which processes of this user on this host may join the
             buffer later; of one buffer at a time. Empty: nobody may. On GPUs with on_timeout
             "mask", and ranks that are processes.
@@ -171,7 +171,8 @@ class Buffer:
         Raises:
             Error: INVALID_ARGUMENT (no door named, a rank that cannot be), MISMATCH (options that
                 differ), ORDER (another process is this rank), TIMEOUT (nobody opens a door, the
-                rank is not masked, or is not let in), RESOURCE, UNSUPPORTED (not on CPUs).
+                rank is not masked, or is not let in), RESOURCE, UNSUPPORTED (on GPUs ranks that
+                are threads, or on_timeout is not "mask").
         """
         buffer = cls.__new__(cls)
         buffer._take(_tandem.Buffer.join(rank, _options(**options)))
@@ -354,25 +355,26 @@ class Buffer:
         return out
 
     def mask(self, rank: int) -> None:
-        """Masks a rank, on all ranks from their next operation at the latest: it is neither written
-        to nor waited for, its tokens are not received, and what selects its experts is dropped
-        like a negative index. Weights are not renormalised; a token whose experts are all masked
-        gives zeros. Called by any active rank, between operations; nothing if it is masked
-        already.
+        """Masks a rank, on all ranks from their next operation at the latest, on GPUs from the
+        caller's fifth on: it is neither written to nor waited for, its tokens are not received,
+        and what selects its experts is dropped like a negative index. Weights are not
+        renormalised; a token whose experts are all masked gives zeros. Called by any active rank,
+        between operations; nothing if it is masked already.
 
         Raises:
-            Error: INVALID_ARGUMENT (no such rank, or this one), UNSUPPORTED (not on CPUs).
+            Error: INVALID_ARGUMENT (no such rank, or this one), ORDER (on GPUs a rank that has
+                been let in lately).
         """
         self._inner.mask(rank)
 
     def unmask(self, rank: int) -> None:
         """Lets a masked rank take part again, on all ranks from the same operation on, at most
-        three later. Called by any active rank, between operations; nothing if it is
+        three later (GPUs: five). Called by any active rank, between operations; nothing if it is
         active already.
 
         Raises:
-            Error: ORDER unless that rank waits in recover() or join() (see waiting),
-                INVALID_ARGUMENT (no such rank), UNSUPPORTED (not on CPUs).
+            Error: ORDER unless that rank waits in recover() or join() (see waiting), and on GPUs
+                if it was masked lately; INVALID_ARGUMENT (no such rank).
         """
         self._inner.unmask(rank)
 
@@ -391,7 +393,7 @@ class Buffer:
         A rank that is masked waits here until an active one calls unmask for it.
 
         Raises:
-            Error: TIMEOUT (masked, and nobody lets it in), UNSUPPORTED (GPUs of several hosts).
+            Error: TIMEOUT (masked, and nobody lets it in).
         """
         return self._inner.recover()
 

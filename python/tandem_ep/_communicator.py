@@ -11,10 +11,10 @@ from . import _tandem
 class Communicator:
     """One rank's connection to the others, for setting buffers up; no operation uses it.
 
-    Made by one of the class methods below, collectively. Ranks are processes on one host, or
-    threads of one process (`run_threads`). It belongs to one thread at a time. Waiting releases
-    the interpreter's lock, and is bounded by `timeout` (seconds, for ranks that do not come and
-    for each later exchange): `Error` with code TIMEOUT names the missing ranks.
+    Made by one of the class methods below, collectively. Ranks are processes, on one host or
+    several, or threads of one process (`run_threads`). It belongs to one thread at a time. Waiting
+    releases the interpreter's lock, and is bounded by `timeout` (seconds, for ranks that do not
+    come and for each later exchange): `Error` with code TIMEOUT names the missing ranks.
     """
 
     def __init__(self, inner: _tandem.Communicator) -> None:

@@ -78,7 +78,7 @@ class Buffer:
                 accepted, without effect.
             explicitly_destroy: destroy() will be called.
             enable_shrink: a rank that misses the timeout, or has ended, is masked, and operations
-                end without it; and the mask functions may be called. Ranks of one host only.
+                end without it; and the mask functions may be called.
             comm: an mpi4py communicator, instead of group.
         """
         timeout = self.timeout_seconds
