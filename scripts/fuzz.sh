@@ -5,12 +5,12 @@ help fuzz <<'EOF'
 ./dev fuzz [TARGET..] [--minutes=N] [--json]
 Builds the preset fuzz and runs each TARGET for N minutes (default 1; fractions are fine): control
 (control words that peers write), exchange and rendezvous (sockets), inbox (what peers on other hosts
-have stored), parcel (where they say that rows go), safetensors (files), setup (what peers answer while a buffer is made); all of them if none is named. Inputs that led somewhere new are
-kept in build/fuzz/corpus/TARGET for the next run. A target ends at its first finding; the input that
+have stored), invitation (what one hears who joins them), parcel (where they say that rows go), safetensors (files), setup
+(what peers answer while a buffer is made); all of them if none is named. Inputs that led somewhere new are kept in build/fuzz/corpus/TARGET for the next run. A target ends at its first finding; the input that
 shows it is in build/fuzz/findings, and `build/fuzz/tests/fuzz/fuzz_TARGET FILE` repeats it.
 EOF
 
-FUZZERS=(control exchange inbox parcel rendezvous safetensors setup)
+FUZZERS=(control exchange inbox invitation parcel rendezvous safetensors setup)
 
 # fuzz_target TARGET SECONDS: adds to RESULTS what came out.
 fuzz_target() {

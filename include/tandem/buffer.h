@@ -77,10 +77,14 @@ struct BufferOptions {
   // (docs/failures.md).
   OnTimeout on_timeout = OnTimeout::kFail;
 
-  // On one host: processes of this user may join the buffer later (Buffer::join) under this
-  // name, any text, of one buffer at a time. Empty: nobody may. On GPUs where ranks are processes
-  // and on_timeout is kMask.
+  // Processes may join the buffer later, under this name, any text. Empty: nobody may. Where all
+  // ranks are on one host: processes of this user (Buffer::join), and one buffer at a time has a
+  // name. On CPUs of several hosts: Buffer::join_across_hosts, one such buffer of a communicator.
+  // On GPUs of one host where ranks are processes and on_timeout is kMask.
   std::string door = {};
+  // Where ranks are on several hosts: "host:port" where this rank, and one that joins, can be asked
+  // by such a process, which needs to know one of them. Empty: it cannot. May differ per rank.
+  std::string door_address = {};
   // As for door: ranks that there may ever be; experts and memory are shared out among that many.
   // Ranks beyond those of the communicator count as masked until they join. 0: as many as it has.
   int max_ranks = 0;
@@ -278,6 +282,14 @@ class Buffer {
   // is this rank), kTimeout (nobody opens a door, the rank is not masked, or is not let in),
   // kResource, kUnsupported.
   static Buffer join(int rank, const BufferOptions& options);
+
+  // The same where ranks are on several hosts: `address` is the door_address of any rank that takes
+  // part, `secret` that of the communicator. Memory is shared with no other rank, whichever host
+  // the process is on. Throws also kInvalidArgument (another secret, no address). A rank that has
+  // lost its connections comes back in this way too, once it has destroyed its buffer and
+  // communicator.
+  static Buffer join_across_hosts(const std::string& address, const std::string& secret, int rank,
+                                  const BufferOptions& options);
 
   // Why a rank was lost or operations have failed, as agreed between the ranks; empty if the last
   // change of who takes part was none of the kind.

@@ -33,6 +33,10 @@ struct CommunicatorOptions {
   // sends goes over the network. For trying the network on one machine. Looked at by
   // from_all_gather and connect_across_hosts, and needs what they need between hosts.
   bool share_memory = true;
+
+  // Where ranks are on several hosts: what processes must know that join a buffer later
+  // (Buffer::join_across_hosts). Looked at by from_all_gather; connect_across_hosts has its own.
+  std::string secret = {};
 };
 
 class Communicator {

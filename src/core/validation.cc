@@ -123,6 +123,9 @@ void validate(const BufferOptions& options, int num_ranks) {
     refuse("door has " + std::to_string(options.door.size()) +
            " characters, must have at most 256 and no control characters");
   }
+  if (options.door.empty() && !options.door_address.empty()) {
+    refuse("door_address is '" + options.door_address + "', but door is empty: nobody may join");
+  }
   if (!options.packed_placement && !options.slotted_placement) {
     refuse("packed_placement and slotted_placement are both false: nothing could be dispatched");
   }

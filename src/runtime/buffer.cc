@@ -26,6 +26,12 @@ Buffer Buffer::join(int rank, const BufferOptions& options) {
   return Buffer(std::make_shared<runtime::BufferState>(rank, options));
 }
 
+Buffer Buffer::join_across_hosts(const std::string& address, const std::string& secret, int rank,
+                                 const BufferOptions& options) {
+  return Buffer(std::make_shared<runtime::BufferState>(
+      rank, options, runtime::BufferState::Entrance{.address = address, .secret = secret}));
+}
+
 Buffer::~Buffer() = default;
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&&) noexcept = default;

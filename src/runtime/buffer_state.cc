@@ -11,6 +11,7 @@
 #include "runtime/agreement.h"
 #include "runtime/deadline.h"
 #include "runtime/failure.h"
+#include "runtime/network.h"
 
 namespace tandem::runtime {
 BufferPlan make_plan(const BufferOptions& options, int rank, int num_present) {
@@ -36,7 +37,7 @@ BufferState::BufferState(const Communicator& communicator, const BufferOptions& 
                 [&] { return make_plan(options, bootstrap_->rank(), bootstrap_->size()); });
   plan_.faults = faults;
   require_same_options(*bootstrap_, options);
-  if (!options.door.empty()) {
+  if (!options.door.empty() && bootstrap_->network() == nullptr) {
     door_ = agree(*bootstrap_, [&] {
       return std::make_unique<Door>(options.door, bootstrap_->rank(), Seam(faults));
     });
@@ -45,7 +46,9 @@ BufferState::BufferState(const Communicator& communicator, const BufferOptions& 
   open_door();
 }
 
-BufferState::BufferState(int rank, const BufferOptions& options, Faults* faults) {
+namespace {
+
+void validate_joining(int rank, const BufferOptions& options) {
   if (options.door.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "door is empty: a buffer is joined by its door's name");
@@ -55,6 +58,12 @@ BufferState::BufferState(int rank, const BufferOptions& options, Faults* faults)
         ErrorCode::kInvalidArgument,
         "rank is " + std::to_string(rank) + ", must be in [0, " + std::to_string(kMaxRanks) + ")");
   }
+}
+
+}  // namespace
+
+BufferState::BufferState(int rank, const BufferOptions& options, Faults* faults) {
+  validate_joining(rank, options);
   // In this order: once somebody offers, every rank of the buffer has claimed its own door.
   const Seam seam(faults);
   seam.pass(Point::kSeeking);
@@ -68,6 +77,40 @@ BufferState::BufferState(int rank, const BufferOptions& options, Faults* faults)
   backend_ = backend(options.backend).join_buffer(plan_, std::move(offer));
   open_door();
   static_cast<void>(recover());
+}
+
+BufferState::BufferState(int rank, const BufferOptions& options, const Entrance& entrance,
+                         Faults* faults) {
+  validate_joining(rank, options);
+  if (network() == nullptr) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        "this build of the library has no network (TANDEM_NET), so no ranks on other hosts");
+  }
+  Seam(faults).pass(Point::kSeeking);
+  Offer offer = find_offer(rank, options, entrance);
+  plan_ = make_plan(options, rank, offer.num_ranks);
+  plan_.faults = faults;
+  require_rank(rank);
+  backend_ = backend(options.backend).join_buffer(plan_, std::move(offer));
+  static_cast<void>(recover());
+}
+
+Offer BufferState::find_offer(int rank, const BufferOptions& options, const Entrance& entrance) {
+  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(options.timeout);
+  Invitation invitation = network()->visit(entrance.address, entrance.secret, rank, timeout);
+  std::optional<Situation> situation = decode_situation(invitation.situation);
+  if (!situation) {
+    throw Error(ErrorCode::kMismatch,
+                "the door at " + entrance.address + " is one of another version of Tandem");
+  }
+  require_same_options(situation->teller, situation->options, rank, options);
+  return {.num_ranks = situation->num_ranks(),
+          .options = {},
+          .block = {},
+          .board = {},
+          .network = std::move(invitation.network),
+          .situation = std::move(*situation)};
 }
 
 // Any rank's door will do: they have the same board. Doors that are not there are passed over at

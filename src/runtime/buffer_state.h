@@ -34,8 +34,15 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
  public:
   BufferState(const Communicator& communicator, const BufferOptions& options,
               Faults* faults = nullptr);
-  // Of a process that joins a running buffer.
+  // Of a process that joins a running buffer: one of this host, or the one whose door an address
+  // leads to.
   BufferState(int rank, const BufferOptions& options, Faults* faults = nullptr);
+  struct Entrance {
+    std::string address;
+    std::string secret;
+  };
+  BufferState(int rank, const BufferOptions& options, const Entrance& entrance,
+              Faults* faults = nullptr);
 
   [[nodiscard]] const BufferPlan& plan() const { return plan_; }
   [[nodiscard]] int num_local_experts() const { return plan_.experts.num_local(plan_.rank); }
@@ -76,6 +83,8 @@ class BufferState : public std::enable_shared_from_this<BufferState> {
   void require_sound() const;
   void require_rank(int rank) const;
   [[nodiscard]] static Offer find_offer(int rank, const BufferOptions& options);
+  [[nodiscard]] static Offer find_offer(int rank, const BufferOptions& options,
+                                        const Entrance& entrance);
   void open_door();
 
   // A hook that runs `receive` as the receive phase of `operation`.

@@ -62,13 +62,13 @@ Communicator Communicator::from_all_gather(int rank, int size, const AllGather& 
   }
   runtime::validate_rank(rank, size, options.timeout);
   const std::vector<int> host_ranks = runtime::ranks_on_host_of(rank, introductions);
-  return Communicator(
-      runtime::network()->join({.rank = rank,
-                                .size = size,
-                                .timeout = options.timeout,
-                                .host_ranks = host_ranks,
-                                .host_name = introductions[host_ranks.front()].name},
-                               all_gather));
+  return Communicator(runtime::network()->join({.rank = rank,
+                                                .size = size,
+                                                .timeout = options.timeout,
+                                                .host_ranks = host_ranks,
+                                                .host_name = introductions[host_ranks.front()].name,
+                                                .secret = options.secret},
+                                               all_gather));
 }
 
 Communicator Communicator::connect_across_hosts(const std::string& address,
@@ -86,8 +86,11 @@ Communicator Communicator::connect_across_hosts(const std::string& address,
   }
   if (size == 1) return connect(runtime::random_rendezvous_name(), rank, size, options);
   // The connections of the meeting are closed once the ranks have others.
-  return from_all_gather(
-      rank, size, runtime::network()->meet(address, secret, rank, size, options.timeout), options);
+  CommunicatorOptions with_secret = options;
+  with_secret.secret = secret;
+  return from_all_gather(rank, size,
+                         runtime::network()->meet(address, secret, rank, size, options.timeout),
+                         with_secret);
 }
 
 int Communicator::rank() const { return bootstrap_->rank(); }

@@ -1,11 +1,15 @@
 #include "runtime/council.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
+
+#include "core/bytes.h"
 
 namespace tandem::runtime {
 namespace {
+
+using core::append;
+using core::take_front;
 
 // Decisions that a letter of news tells. Whoever has missed more is lost.
 constexpr std::size_t kRemembered = 32;
@@ -30,22 +34,6 @@ struct EncodedText {
   std::uint64_t accepted_in;
 };
 
-template <typename T>
-void append(std::vector<std::byte>& bytes, std::span<const T> values) {
-  const auto more = std::as_bytes(values);
-  bytes.insert(bytes.end(), more.begin(), more.end());
-}
-
-// Takes a T from the front, if there is one.
-template <typename T>
-std::optional<T> take_front(std::span<const std::byte>& bytes) {
-  T value;
-  if (bytes.size() < sizeof value) return {};
-  std::memcpy(&value, bytes.data(), sizeof value);
-  bytes = bytes.subspan(sizeof value);
-  return value;
-}
-
 }  // namespace
 
 std::vector<std::byte> encode(const Change& change) {
@@ -55,14 +43,14 @@ std::vector<std::byte> encode(const Change& change) {
                            .num_ranks = static_cast<std::uint32_t>(change.ranks.size()),
                            .num_words = change.words.size()};
   std::vector<std::byte> bytes;
-  append(bytes, std::span(&head, 1));
-  append(bytes, std::span(change.ranks));
-  append(bytes, std::span(change.words));
+  append(bytes, head);
+  append(bytes, std::span<const int>(change.ranks));
+  append(bytes, std::span<const layout::Word>(change.words));
   if (change.cause) {
     Failure cause = *change.cause;
     cause.message.resize(std::min(cause.message.size(), kMaxCauseText));
     const std::vector<std::byte> encoded = encode(cause);
-    append(bytes, std::span(encoded));
+    append(bytes, std::span<const std::byte>(encoded));
   }
   return bytes;
 }
@@ -110,12 +98,12 @@ struct Council::Text {
                            .ballot = ballot,
                            .accepted_in = accepted_in};
     std::vector<std::byte> bytes;
-    append(bytes, std::span(&head, 1));
+    append(bytes, head);
     for (const Change& change : changes) {
       const std::vector<std::byte> encoded = encode(change);
       const auto length = static_cast<std::uint32_t>(encoded.size());
-      append(bytes, std::span(&length, 1));
-      append(bytes, std::span(encoded));
+      append(bytes, length);
+      append(bytes, std::span<const std::byte>(encoded));
     }
     return bytes;
   }
@@ -149,6 +137,11 @@ Council::Council(int rank, std::vector<bool> members, std::uint32_t number, Deci
       decided_(std::move(decided)),
       agreeing_(members_.size()) {}
 
+void Council::begin_late(std::uint32_t num_starts) {
+  num_starts_ = num_starts;
+  only_listens_ = true;
+}
+
 bool Council::is_quorum(const std::vector<bool>& ranks) const {
   int present = 0;
   int all = 0;
@@ -161,7 +154,7 @@ bool Council::is_quorum(const std::vector<bool>& ranks) const {
 }
 
 Council::Letters Council::propose(std::uint32_t after, const Change& change) {
-  if (after != number_ || !members_[rank_]) return {};
+  if (after != number_ || !members_[rank_] || only_listens_) return {};
   ballot_ = ++turn_ << kRankBits | static_cast<Ballot>(rank_);
   is_accepting_ = false;
   proposed_ = change;
@@ -224,6 +217,7 @@ void Council::handle(int from, const Text& text) {
     --before.number;
     learn(before);
   }
+  if (only_listens_) return;
   const bool is_question = text.kind == Kind::kPrepare || text.kind == Kind::kAccept;
   if (text.number != number_ + 1) {
     // Decided already: whoever asks is told so.

@@ -47,6 +47,11 @@ class Council {
   // `members`: of `number`, by rank. Letters go to all ranks, also to those that are none.
   Council(int rank, std::vector<bool> members, std::uint32_t number, Decided decided);
 
+  // A process that comes later, after so many new starts, only listens until it takes part: what
+  // others believe to be its word may still be that of a process that was this rank before.
+  void begin_late(std::uint32_t num_starts);
+  void take_part() { only_listens_ = false; }
+
   struct Letter {
     int to = 0;
     std::vector<std::byte> text;
@@ -94,6 +99,7 @@ class Council {
   std::vector<bool> members_;
   std::uint32_t number_;
   std::uint32_t num_starts_ = 0;
+  bool only_listens_ = false;
   Decided decided_;
   std::deque<Change> log_;  // the last decisions, up to number_
 

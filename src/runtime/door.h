@@ -8,21 +8,29 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "runtime/descriptor.h"
 #include "runtime/faults.h"
+#include "runtime/situation.h"
 
 namespace tandem::runtime {
+
+class Network;
 
 // What a rank hands out.
 struct Offer {
   int num_ranks = 0;
   std::string options;  // those that must agree, as text
+  // On one host.
   Descriptor block;
   Descriptor board;
+  // Across hosts, where another kind of door gives them (network.h).
+  std::shared_ptr<Network> network = {};
+  Situation situation = {};
 };
 
 class Door {

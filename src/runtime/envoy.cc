@@ -35,11 +35,12 @@ Envoy::Envoy(RemotePeers& remote, Membership& membership, CountsOf counts_of)
       holdings_(membership.num_ranks()),
       told_(membership.num_ranks()),
       answered_(membership.num_ranks()) {
-  remote_.listen(
-      [this](int source, std::span<const std::byte> text) { return take(source, text); });
+  if (membership.num_earlier_starts()) council_.begin_late(*membership.num_earlier_starts());
+  remote_.listen([this](int source, std::span<const std::byte> text) { return take(source, text); },
+                 [this](int rank, bool was_there) { return let_come(rank, was_there); });
 }
 
-Envoy::~Envoy() { remote_.listen(nullptr); }
+Envoy::~Envoy() { remote_.listen(nullptr, nullptr); }
 
 template <typename Action>
 void Envoy::for_each_elsewhere(Action&& action) const {
@@ -136,6 +137,36 @@ void Envoy::take_holdings(int source, std::span<const std::byte> text) {
                        .words = {words.begin() + 1, words.end()}};
 }
 
+std::optional<Situation> Envoy::situation() const {
+  const std::lock_guard lock(mutex_);
+  const View view = membership_.newest();
+  const int rank = membership_.rank();
+  if (view.number != council_.number() || !view.active[rank]) return {};
+  return Situation{.teller = rank,
+                   .number = view.number,
+                   .num_starts = council_.num_starts(),
+                   .near = layout::epoch_of(membership_.ask(rank, Status::kAt)),
+                   .active = view.active,
+                   .from = view.from,
+                   .options = {}};
+}
+
+bool Envoy::let_come(int rank, bool was_there) {
+  const std::lock_guard lock(mutex_);
+  // As long as the one before takes part, it is to be missed, and its word to be no other's.
+  const std::vector<bool>& members = council_.members();
+  if (was_there && members[rank] && members[membership_.rank()]) return false;
+  if (!membership_.let_come(rank)) return false;
+  told_[rank].clear();
+  holdings_[rank] = {};
+  return true;
+}
+
+void Envoy::take_part() {
+  const std::lock_guard lock(mutex_);
+  council_.take_part();
+}
+
 void Envoy::tell_decisions(int rank) {
   std::vector<std::byte> news;
   {
@@ -220,6 +251,7 @@ Envoy::Notes Envoy::answer(int source, std::span<const std::byte> text) {
       if (text.size() != sizeof question) break;
       std::memcpy(&question, text.data(), sizeof question);
       notes.push_back(standing(source, Kind::kStanding, question));
+      notes.push_back(note(source, Kind::kLetter, council_.news()));
       break;
     case Kind::kHoldings:
       take_holdings(source, text);

@@ -7,7 +7,7 @@
 //     dispatches that this rank has finished (out of order);
 //   - when this rank adopts a view, or what it says of itself changes otherwise: all of it, behind
 //     all rows that it has sent before;
-//   - to whoever asks: for whom it waits (out of order).
+//   - to whoever asks: for whom it waits, and what has been decided (out of order).
 //
 // Thread safety: one caller at a time, beside whichever thread takes in what comes.
 #pragma once
@@ -23,6 +23,7 @@
 #include "runtime/council.h"
 #include "runtime/membership.h"
 #include "runtime/network.h"
+#include "runtime/situation.h"
 
 namespace tandem::runtime {
 
@@ -64,6 +65,11 @@ class Envoy {
     std::vector<Word> words = {};
   };
   [[nodiscard]] Settlement settlement() const;
+  void take_part();
+
+  // How the ranks stand, for a process that is to become one of them; nothing as long as this rank
+  // takes no part, or does not know of all that its board does.
+  [[nodiscard]] std::optional<Situation> situation() const;
 
   // The newest decision that this rank itself has heard of.
   [[nodiscard]] std::uint32_t number() const;
@@ -93,6 +99,7 @@ class Envoy {
   using Notes = std::vector<RemotePeers::Note>;
 
   [[nodiscard]] static RemotePeers::Note note(int to, Kind kind, std::span<const std::byte> text);
+  [[nodiscard]] bool let_come(int rank, bool was_there);
   [[nodiscard]] Notes take(int source, std::span<const std::byte> text);
   [[nodiscard]] Notes answer(int source, std::span<const std::byte> text);
   [[nodiscard]] Notes carry(Council::Letters letters) const;

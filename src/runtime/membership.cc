@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <string>
 #include <utility>
+
+#include "runtime/memory_file.h"
 
 namespace tandem::runtime {
 namespace {
@@ -12,11 +15,23 @@ namespace {
 // one reading: that often in a row only if somebody scribbles on the board.
 constexpr int kMaxReadings = 1000;
 
+// Operations: more than ranks are apart, so that it is of one that nobody asks for any more.
+constexpr Epoch kFarthest = 8;
+
 // What a rank tells of its operations.
 constexpr Status kOfOperations[] = {Status::kFinishedEven, Status::kFinishedOdd, Status::kAt};
 
 Word decision_of(std::uint32_t generation, int proposer) {
   return layout::make_word(generation, static_cast<std::uint32_t>(proposer));
+}
+
+Descriptor make_board(std::int64_t size_bytes) {
+  MemoryFile file = make_memory_file("tandem board", size_bytes);
+  if (!file.problem.empty()) {
+    throw Error(ErrorCode::kResource,
+                "no board of " + std::to_string(size_bytes) + " bytes: " + file.problem);
+  }
+  return std::move(file.descriptor);
 }
 
 // What peers wrote, as an index that is safe.
@@ -42,9 +57,13 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
       process_(own_process()),
       is_elsewhere_(num_ranks),
       told_(static_cast<std::size_t>(num_ranks) * layout::kNumStatusWords) {
-  std::fill_n(is_elsewhere_.begin(), bootstrap.size(), true);
-  for (const int rank : bootstrap.host_ranks()) is_elsewhere_[rank] = false;
-  is_one_host_ = std::ranges::find(is_elsewhere_, true) == is_elsewhere_.end();
+  is_one_host_ = bootstrap.network() == nullptr;
+  if (!is_one_host_) {
+    for (auto& rank : is_elsewhere_) rank.store(true, std::memory_order_relaxed);
+    for (const int rank : bootstrap.host_ranks()) {
+      is_elsewhere_[rank].store(false, std::memory_order_relaxed);
+    }
+  }
   std::fill_n(view_.active.begin(), bootstrap.size(), true);
   // Peers see what is written here through the caller's barrier.
   if (rank_ == view_.proposer) {
@@ -53,7 +72,7 @@ Membership::Membership(Bootstrap& bootstrap, int num_ranks, Epoch first_epoch,
   }
   tell_no_operation(first_epoch - 1);
   for (int rank = 0; rank < num_ranks; ++rank) {
-    if (!is_elsewhere_[rank]) continue;
+    if (!is_elsewhere(rank)) continue;
     for (const Status status : kOfOperations) note(rank, status, ask(rank_, status));
   }
   introduce();
@@ -69,6 +88,51 @@ Membership::Membership(Descriptor board, int rank, int num_ranks)
       is_elsewhere_(num_ranks),
       told_(static_cast<std::size_t>(num_ranks) * layout::kNumStatusWords) {
   adopt(newest());
+}
+
+Membership::Membership(const Situation& situation, int rank)
+    : rank_(rank),
+      num_ranks_(situation.num_ranks()),
+      board_(num_ranks_),
+      memory_(make_board(board_.size_bytes()), board_.size_bytes()),
+      view_{.generation = kFirstGeneration,
+            .number = situation.number,
+            .proposer = rank,
+            .active = situation.active,
+            .from = situation.from,
+            .lost = std::vector<bool>(num_ranks_)},
+      decision_(decision_of(kFirstGeneration, rank)),
+      process_(own_process()),
+      is_elsewhere_(num_ranks_),
+      is_one_host_(false),
+      num_earlier_starts_(situation.num_starts),
+      told_(static_cast<std::size_t>(num_ranks_) * layout::kNumStatusWords) {
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    is_elsewhere_[peer].store(peer != rank, std::memory_order_relaxed);
+    if (peer != rank) forget(peer, situation.near);
+  }
+  write(view_, rank);
+  word(board_.decision()).store(decision_, std::memory_order_relaxed);
+  tell_no_operation(situation.near - 1);  // it will be let in for a later one
+  introduce();
+  tell(Status::kAcked, view_.number);
+}
+
+// Nothing has been told, by whoever may be near operation `near`.
+void Membership::forget(int rank, Epoch near) {
+  for (int status = 0; status < layout::kNumStatusWords; ++status) {
+    note(rank, static_cast<Status>(status), 0);
+  }
+  for (const Status status : {Status::kFinishedEven, Status::kFinishedOdd}) {
+    note(rank, status, layout::make_word(near - kFarthest, 0));
+  }
+}
+
+bool Membership::let_come(int rank) {
+  if (!is_elsewhere(rank) && !is_gone(rank)) return false;
+  forget(rank, layout::epoch_of(ask(rank_, Status::kAt)));
+  is_elsewhere_[rank].store(true, std::memory_order_release);  // pairs with that in is_elsewhere
+  return true;
 }
 
 void Membership::tell_no_operation(Epoch last) {

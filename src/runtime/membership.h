@@ -6,8 +6,8 @@
 // several proposals one wins, for everybody, in the time of one such exchange, and no rank's death
 // holds it up.
 //
-// Thread safety: one caller at a time, but for amend, newest, ask and note, which a network's
-// thread may call; peers act on the same memory at any time.
+// Thread safety: one caller at a time, but for amend, newest, ask, note and let_come, which a
+// network's thread may call; peers act on the same memory at any time.
 #pragma once
 
 #include <atomic>
@@ -25,6 +25,7 @@
 #include "runtime/failure.h"
 #include "runtime/faults.h"
 #include "runtime/process_identity.h"
+#include "runtime/situation.h"
 
 namespace tandem::runtime {
 
@@ -59,6 +60,8 @@ class Membership {
   // Not collective: a process that is to be `rank` of a buffer whose board others share. Nothing is
   // told yet.
   Membership(Descriptor board, int rank, int num_ranks);
+  // Not collective: the same of a buffer whose other ranks are all elsewhere.
+  Membership(const Situation& situation, int rank);
   // Takes the rank's cell over from a process that has ended, or that there has never been. Throws
   // kOrder if there is one.
   void take_over();
@@ -72,6 +75,10 @@ class Membership {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int num_ranks() const { return num_ranks_; }
   [[nodiscard]] const Descriptor& board() const { return memory_.file(); }
+  // Of a process that came later, across hosts: new starts that there had been before.
+  [[nodiscard]] std::optional<std::uint32_t> num_earlier_starts() const {
+    return num_earlier_starts_;
+  }
 
   // The view that this rank has adopted.
   [[nodiscard]] const View& view() const { return view_; }
@@ -93,8 +100,13 @@ class Membership {
   // unless it finds nothing to do and returns false.
   void amend(const std::function<bool(View&)>& change);
 
-  // Is it on another host, and so says nothing on this board?
-  [[nodiscard]] bool is_elsewhere(int rank) const { return is_elsewhere_[rank]; }
+  // Is it on another host, and so says nothing on this board? Pairs with the release in let_come.
+  [[nodiscard]] bool is_elsewhere(int rank) const {
+    return is_elsewhere_[rank].load(std::memory_order_acquire);
+  }
+  // Another process is to be this rank, and counts as on another host from then on, wherever it is.
+  // False: not while the one before it may write to this board.
+  [[nodiscard]] bool let_come(int rank);
   // What a rank on another host has told of itself.
   void note(int rank, Status which, Word value) {
     elsewhere(rank, which).store(value, std::memory_order_release);  // pairs with that in ask
@@ -106,7 +118,7 @@ class Membership {
   }
   [[nodiscard]] Word ask(int rank, Status which) const {
     const auto told =
-        is_elsewhere_[rank] ? elsewhere(rank, which) : word(board_.status(rank, which));
+        is_elsewhere(rank) ? elsewhere(rank, which) : word(board_.status(rank, which));
     return told.load(std::memory_order_acquire);
   }
 
@@ -137,6 +149,7 @@ class Membership {
  private:
   [[nodiscard]] ProcessIdentity process_of(int rank) const;
   void introduce();
+  void forget(int rank, Epoch near);
   [[nodiscard]] std::atomic_ref<Word> word(std::int64_t offset) const {
     return std::atomic_ref<Word>(*reinterpret_cast<Word*>(memory_.data() + offset));
   }
@@ -167,8 +180,9 @@ class Membership {
   ProcessIdentity process_;
   bool introduced_ = false;
   Seam seam_;
-  std::vector<bool> is_elsewhere_;  // by rank
-  bool is_one_host_ = true;
+  std::vector<std::atomic<bool>> is_elsewhere_;  // by rank
+  bool is_one_host_ = true;                      // all ranks share the board
+  std::optional<std::uint32_t> num_earlier_starts_;
   mutable std::vector<Word> told_;  // status words of ranks elsewhere
   std::mutex proposing_;            // over this rank's proposals on the board
   std::atomic<std::uint32_t> adopted_ = kFirstGeneration;  // generation of view_, for newest

@@ -98,7 +98,24 @@ class RemotePeers {
   // `take` gets each note, from whichever thread takes in what comes; what it returns is sent, out
   // of order. Null: nobody listens, and nobody is being called any more.
   using TakeNote = std::function<std::vector<Note>(int source, std::span<const std::byte> text)>;
-  virtual void listen(TakeNote take) = 0;
+  // Asked, by the same thread, before a process takes the place of `peer`, from whom nothing more
+  // will come. If it may, what comes from `peer` is that process's from then on, and what is sent
+  // to `peer` goes there.
+  // `was_there`: this process has been connected to one before it.
+  using LetCome = std::function<bool(int peer, bool was_there)>;
+  virtual void listen(TakeNote take, LetCome let_come) = 0;
+
+  // Listens at `address` for processes of other hosts that are to become a rank, as long as what it
+  // returns lives; `rank` is this one. They are told what `describe` returns, which is called by
+  // the door's thread with the rank that one says it is to be (any number); it throws what the
+  // process is refused with (kTimeout: for now). Throws kInvalidArgument, kResource.
+  using Describe = std::function<std::vector<std::byte>(int rank)>;
+  [[nodiscard]] virtual std::shared_ptr<void> open_door(int rank, const std::string& address,
+                                                        Describe describe) = 0;
+  // Of such a process: tells `peer` that it is there; it may have to be told again.
+  virtual void say_hello(int peer) = 0;
+  // Are `peer` and this process connected to each other? What is sent before goes nowhere.
+  [[nodiscard]] virtual bool has_met(int peer) const = 0;
 
   // Who is believed, by any thread: of others, failures and comings to recover are dropped.
   virtual void heed(int peer, bool is_heeded) = 0;
@@ -157,8 +174,9 @@ struct RemoteMemory {
   std::int64_t control_bytes = 0;  // peers' words lie before this offset
   std::int64_t staging_bytes = 0;  // per parity
   std::int64_t landing_bytes = 0;
-  std::function<void()> wake;  // called after words have been stored, or a peer is lost
+  std::function<void()> wake;  // called after words have been stored, or a peer is lost or comes
   std::shared_ptr<Carrier> carrier = {};
+  int num_ranks = 0;  // that there may be, if more than the communicator has
 };
 
 // The network of a communicator some of whose ranks are on other hosts.
@@ -177,6 +195,13 @@ struct Party {
   std::chrono::milliseconds timeout{0};
   std::vector<int> host_ranks;  // on this rank's host, ascending
   std::string host_name;        // a name for them to meet under
+  std::string secret;           // of those who may join a buffer of it later; may be empty
+};
+
+// What a process gets that asks to become a rank of a buffer whose ranks are on several hosts.
+struct Invitation {
+  std::vector<std::byte> situation;  // as RemotePeers::Describe gave it; it may say anything
+  std::shared_ptr<Network> network;  // for one buffer, to be opened with its num_ranks
 };
 
 // What a build with a network can do.
@@ -193,6 +218,11 @@ class NetworkInterface {
   // Collective; calls `all_gather` once.
   [[nodiscard]] virtual std::shared_ptr<Bootstrap> join(
       const Party& party, const Communicator::AllGather& all_gather) const = 0;
+
+  // Asks at a door (RemotePeers::open_door) to become `rank`. Throws as Buffer::join_across_hosts
+  // documents.
+  [[nodiscard]] virtual Invitation visit(const std::string& address, const std::string& secret,
+                                         int rank, std::chrono::milliseconds timeout) const = 0;
 };
 
 // Null where this build has no network.

@@ -20,12 +20,16 @@ Roster::Roster(const BufferPlan& plan, Waiter waiter, RemotePeers* remote,
       is_new_(plan.num_ranks),
       leads_(leads),
       incarnations_(plan.num_ranks),
-      first_epoch_(plan.options.first_epoch) {
+      first_epoch_(plan.options.first_epoch),
+      has_doors_(!plan.options.door.empty()) {
   active_.reserve(plan.num_ranks);
   list_active();
   for (const int rank : active_) incarnations_[rank] = 1;  // mapped when the buffer was made
   if (remote_ != nullptr) {
     envoy_ = std::make_unique<Envoy>(*remote_, *membership_, events_.counts_of);
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (is_elsewhere(rank) && !is_active_[rank]) remote_->shut(rank);
+    }
   }
   seam().set(plan.faults);
 }
@@ -91,6 +95,7 @@ bool Roster::update(const Context& context) {
 
 void Roster::adopt(View view, const Context& context) {
   const View& known = membership_->view();
+  const std::vector<bool> before = known.active;
   std::vector<int> lost;
   std::vector<int> coming;
   for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -108,18 +113,25 @@ void Roster::adopt(View view, const Context& context) {
   if (!is_active_[rank_]) return;
   for (const int rank : lost) await_silence(rank, context);
   events_.forget(lost);
-  meet_new();
+  meet_new(before);
   events_.welcome(coming);
   if (envoy_ == nullptr) return;
   tell_of_adoption(lost, context);
 }
 
-// Maps the blocks of processes that have taken a rank's place. One that has gone again is masked.
-void Roster::meet_new() {
+// Maps the blocks of processes that have taken a rank's place, or sees to it that there is a
+// connection. One that has gone again is masked.
+void Roster::meet_new(const std::vector<bool>& before) {
   std::vector<int> gone;
   for (const int rank : active_) {
+    if (rank == rank_) continue;
+    if (is_elsewhere(rank)) {
+      const bool is_new = !before[rank] || !before[rank_];
+      if (is_new && has_doors_ && !await_connection(rank)) gone.push_back(rank);
+      continue;
+    }
     const Word incarnation = membership_->ask(rank, Status::kIncarnation);
-    if (rank == rank_ || is_elsewhere(rank) || incarnation == incarnations_[rank]) continue;
+    if (incarnation == incarnations_[rank]) continue;
     if (events_.meet(rank)) {
       incarnations_[rank] = incarnation;
     } else {

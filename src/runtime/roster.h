@@ -55,6 +55,8 @@ class Roster {
   // Who is active, ascending.
   [[nodiscard]] std::span<const int> active() const { return active_; }
   [[nodiscard]] bool is_active(int rank) const { return is_active_[rank]; }
+  // Is it reached over the network, by what is known of it now?
+  [[nodiscard]] bool is_elsewhere(int rank) const { return membership_->is_elsewhere(rank); }
 
   // Takes note of views decided since. Was there one?
   bool look(const Context& context);
@@ -137,6 +139,11 @@ class Roster {
   // place. Returns an epoch near those of the others.
   [[nodiscard]] Epoch take_over();
   [[nodiscard]] const Descriptor& board() const { return membership_->board(); }
+  // The same across hosts: makes itself known to all who take part. Throws kTimeout.
+  void arrive();
+  // Across hosts: lets such processes find this rank at door_address, if there is one. Throws
+  // kInvalidArgument, kResource.
+  void open_door(const BufferOptions& options);
 
   // Why the view at hand was decided, if something had gone wrong.
   [[nodiscard]] std::optional<Error> last_loss() const;
@@ -153,7 +160,6 @@ class Roster {
   [[nodiscard]] bool changed() const {
     return membership_->changed() || (remote_ != nullptr && remote_->failed());
   }
-  [[nodiscard]] bool is_elsewhere(int rank) const { return membership_->is_elsewhere(rank); }
   void list_active();
   [[nodiscard]] bool propose(View next);
   // Until a rank writes no more into the memory of others: it has noticed, or ended. Throws
@@ -176,7 +182,8 @@ class Roster {
  private:
   void propose_failure(const Failure& cause);
   void adopt(View view, const Context& context);
-  void meet_new();
+  // `before`: who took part.
+  void meet_new(const std::vector<bool>& before);
   [[noreturn]] void throw_not_let_in(std::chrono::nanoseconds waited);
 
   // --- roster_across_hosts.cc ---
@@ -210,11 +217,16 @@ class Roster {
     return envoy_ == nullptr || envoy_->changed_by(rank) == rank_;
   }
   void shut_or_admit(int rank, const View& view);
+  // Waits, not long, until this rank and `rank` are connected to each other.
+  [[nodiscard]] bool await_connection(int rank);
+  [[nodiscard]] std::vector<std::byte> describe_to(int rank, const std::string& options) const;
   void tell_of_adoption(std::span<const int> lost, const Context& context);
 
   Leads leads_;
   std::vector<Word> incarnations_;  // of the processes whose blocks are mapped
   Epoch first_epoch_;
+  bool has_doors_;              // other processes may become ranks
+  std::shared_ptr<void> door_;  // goes first: visitors ask this roster
 };
 
 }  // namespace tandem::runtime

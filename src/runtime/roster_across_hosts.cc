@@ -3,6 +3,7 @@
 // board from there.
 #include <algorithm>
 
+#include "runtime/agreement.h"
 #include "runtime/roster.h"
 #include "tandem/error.h"
 
@@ -15,6 +16,11 @@ constexpr std::chrono::milliseconds kTurn{10};
 constexpr std::chrono::milliseconds kLongestTurn{100};
 // After so long without a decision a rank proposes again; longer each time.
 constexpr std::chrono::milliseconds kPatience{40};
+// How long the others wait for a connection to a process that is let in.
+constexpr std::chrono::milliseconds kLongestMeeting{2000};
+// So often a process that arrives turns to those whom it has not met, of whose hellos the last one
+// counts.
+constexpr std::chrono::milliseconds kSayAgain{100};
 
 }  // namespace
 
@@ -159,6 +165,89 @@ bool Roster::all_have_settled() const {
     const auto settled = static_cast<std::uint32_t>(membership_->ask(rank, Status::kSettled));
     return layout::has_reached(settled, number);
   });
+}
+
+bool Roster::await_connection(int rank) {
+  seam().pass(Point::kVisiting, rank);
+  const auto limit = std::min<std::chrono::nanoseconds>(kLongestMeeting, waiter_.limit() / 2);
+  const auto waited = waiter_.within(limit).wait(
+      [&] {
+        remote_->progress();
+        return remote_->has_met(rank);
+      },
+      [] { return false; }, [&] { remote_->rest(); });
+  return !waited;
+}
+
+// Others may be about to become the same rank. All of them turn to the lowest rank first, and whom
+// that one has let come goes on to the others, so that no two have a part of the ranks each.
+//
+// What is decided meanwhile may be about one of them, or about the process before, even that it is
+// let in. Whoever knows that it was does not turn to this process until it is masked again; so once
+// all have, it is this one that is meant.
+void Roster::arrive() {
+  const auto is_missing = [&](int rank) { return rank != rank_ && !remote_->has_met(rank); };
+  const auto start = std::chrono::steady_clock::now();
+  seam().pass(Point::kTakingPlace);
+  for (;;) {
+    std::vector<int> missing;
+    std::vector<int> met;
+    const View view = membership_->newest();
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (view.active[rank]) (is_missing(rank) ? missing : met).push_back(rank);
+    }
+    if (missing.empty()) break;
+    const bool is_first = met.empty() || met.front() > missing.front();
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (is_first ? rank == missing.front() : is_missing(rank)) remote_->say_hello(rank);
+    }
+    const auto waited = std::chrono::steady_clock::now() - start;
+    if (waited >= waiter_.limit()) {
+      throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
+                            .phase = Phase::kSetup,
+                            .peer = missing.front(),
+                            .waited = waited,
+                            .limit = waiter_.limit()},
+                  list_ranks(missing) + " did not turn to this process, which is to be rank " +
+                      std::to_string(rank_) + ": out of reach, or connected to another still");
+    }
+    // Somebody who is missing may be so for good, which was decided before others knew of this
+    // process.
+    static_cast<void>(envoy_->ask(met));
+    static_cast<void>(waiter_.within(kSayAgain).wait(
+        [&] {
+          remote_->progress();
+          return is_first ? !is_missing(missing.front())
+                          : std::ranges::none_of(missing, is_missing);
+        },
+        [] { return false; }, [&] { remote_->rest(); }));
+  }
+  envoy_->take_part();
+  seam().pass(Point::kTookPlace);
+}
+
+void Roster::open_door(const BufferOptions& options) {
+  if (options.door_address.empty()) return;
+  door_ = remote_->open_door(
+      rank_, options.door_address,
+      [this, text = describe_options(options)](int rank) { return describe_to(rank, text); });
+}
+
+std::vector<std::byte> Roster::describe_to(int rank, const std::string& options) const {
+  const auto refuse = [&](ErrorCode code, const std::string& why) {
+    throw Error(ErrorInfo{.code = code, .phase = Phase::kSetup, .peer = rank}, why);
+  };
+  std::optional<Situation> situation = envoy_->situation();
+  if (!situation) {
+    refuse(ErrorCode::kTimeout, "rank " + std::to_string(rank_) + " takes no part at the moment");
+  }
+  if (rank >= 0 && rank < num_ranks_ && situation->active[rank]) {
+    refuse(ErrorCode::kTimeout,
+           "rank " + std::to_string(rank) +
+               " is still active: another process was it, and its peers have not masked it");
+  }
+  situation->options = options;
+  return encode(*situation);
 }
 
 Roster::Absent Roster::await_others() {

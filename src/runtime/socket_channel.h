@@ -1,4 +1,5 @@
-// Frames over a Unix-domain stream socket: a fixed header, a payload, and at most one descriptor.
+// Frames over a stream socket: a fixed header, a payload, and, between processes of one host, at
+// most one descriptor.
 // Nothing that arrives is trusted: lengths are bounded before memory is taken for them, and a
 // descriptor that nobody asked for is closed.
 #pragma once
@@ -26,6 +27,8 @@ enum class FrameKind : std::uint32_t {
   kFailure = 7,       // an encoded Failure; the group has failed
   kOffer = 8,         // behind a door: what the buffer is like, and the descriptor of a block
   kBoard = 9,         // behind a door: the descriptor of the board
+  kQuestion = 10,     // at a door of another host: the secret; who is to join
+  kInvitation = 11,   // the answer, or kFailure
 };
 
 struct FrameHeader {

@@ -43,6 +43,8 @@ class SymmetricMemory {
   // one if there is one. Throws kMismatch if `file` is no block of this size, kResource.
   void make_room(int num_ranks);
   void set_block(int rank, const Descriptor& file);
+  // From now on the rank is one of another host.
+  void drop_block(int rank) { blocks_[rank].reset(); }
 
  private:
   int rank_ = 0;

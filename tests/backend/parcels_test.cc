@@ -83,7 +83,10 @@ class Peer final : public runtime::RemotePeers {
   void forgive() override {}
   void send_note(Note) override {}
   void send_note_in_order(Note) override {}
-  void listen(TakeNote) override {}
+  void listen(TakeNote, LetCome) override {}
+  std::shared_ptr<void> open_door(int, const std::string&, Describe) override { return nullptr; }
+  void say_hello(int) override {}
+  bool has_met(int) const override { return true; }
   void heed(int, bool) override {}
   void shut(int) override {}
   void admit(int, std::optional<layout::Epoch>) override {}

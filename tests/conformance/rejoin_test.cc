@@ -1,15 +1,16 @@
 // Processes that become a rank of a running buffer: in place of one that has gone, or as one more.
 // The others run on, and from one operation on, the same for all, it is there.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <memory>
+#include <iterator>
 #include <optional>
 #include <thread>
+#include <vector>
 
+#include "support/doors.h"
 #include "support/party.h"
 
 namespace tandem::test {
@@ -18,12 +19,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kNewcomer = 1;  // the rank that goes and comes
-
-std::string fresh_name(const char* what) {
-  static int number = 0;
-  return std::string("rejoin_test_") + what + '_' + std::to_string(::getpid()) + '_' +
-         std::to_string(number++);
-}
 
 Shape entangled(int num_ranks) {
   return {.num_ranks = num_ranks,
@@ -34,19 +29,18 @@ Shape entangled(int num_ranks) {
           .routing = Routing::kFull};
 }
 
-// Ranks of one host; on GPUs not threads of one process.
+// On CPUs; on GPUs of one host, if they are not threads of one process.
 bool may_join() {
   const bool is_cpu = backend_under_test() == Backend::kCpu;
-  if (ranks_share_memory() && (is_cpu || ranks_are_processes())) return true;
-  std::cout << "not run: ranks that can be replaced are of one host, on GPUs processes"
+  if (is_cpu || (ranks_share_memory() && ranks_are_processes())) return true;
+  std::cout << "not run: ranks on GPUs can be replaced on one host, where they are processes"
             << std::endl;
   return false;
 }
 
-BufferOptions open_for(const Shape& shape, const std::string& door) {
+BufferOptions masking(const Shape& shape) {
   BufferOptions options = options_for(shape);
   options.on_timeout = OnTimeout::kMask;
-  options.door = door;
   return options;
 }
 
@@ -77,12 +71,13 @@ void receive_newcomer(Rank& rank, Party& party, Buffer& buffer, int newcomer) {
   rank.expect_equal(together, kPairs, "pairs with the newcomer");
 }
 
-void be_newcomer(Rank& everyone, const Oracles& oracles, const BufferOptions& options,
-                 int newcomer) {
+void be_newcomer(Rank& everyone, const Oracles& oracles, const BufferOptions& closed,
+                 const Doors& doors, int newcomer) {
+  const BufferOptions options = doors.open(closed, everyone, newcomer);
   Rank rank(everyone.communicator(), newcomer);
   for (const auto start = std::chrono::steady_clock::now();;) {
     try {
-      Buffer buffer = Buffer::join(newcomer, options);
+      Buffer buffer = doors.join(newcomer, options);
       rank.expect_equal(buffer.rank(), newcomer, "rank");
       rank.expect_equal(buffer.num_ranks(), oracles.shape().num_ranks, "ranks");
       Party party(rank, oracles, buffer);
@@ -101,24 +96,19 @@ void be_newcomer(Rank& everyone, const Oracles& oracles, const BufferOptions& op
   }
 }
 
-// A stand-in for a rank of the buffer among more ranks than it has.
-Rank member(const Rank& rank, const std::string& name, int size) {
-  return Rank(Communicator::connect(name, rank.index(), size));
-}
-
 void run_replacement(const Shape& shape, std::uint32_t first_epoch) {
   const Oracles oracles(shape);
-  const std::string name = fresh_name("replacement");
   const int size = shape.num_ranks;
+  const Doors doors("replacement", size);
   run_ranks(size + 1, [&](Rank& everyone) {
-    BufferOptions options = open_for(shape, name);
+    BufferOptions options = masking(shape);
     options.first_epoch = first_epoch;
     if (everyone.index() == size) {
-      be_newcomer(everyone, oracles, options, kNewcomer);
+      be_newcomer(everyone, oracles, options, doors, kNewcomer);
       return;
     }
-    Rank rank = member(everyone, name, size);
-    Buffer buffer(rank.communicator(), options);
+    Rank rank(doors.connect(everyone, size));
+    Buffer buffer(rank.communicator(), doors.open(options, everyone, rank.index()));
     Party party(rank, oracles, buffer);
     for (int pair = 0; pair < 3; ++pair) rank.expect(party.run(buffer)[kNewcomer], "all are there");
     if (rank.index() != kNewcomer) receive_newcomer(rank, party, buffer, kNewcomer);
@@ -143,19 +133,20 @@ TEST(Rejoin, RankThatHasLeftIsReplacedWhileTheOthersRunOn) {
 
 TEST(Rejoin, RankIsAddedThatHasNeverBeenThere) {
   if (!may_join()) return;
-  for (const int present : {1, 2}) {
+  // A single rank is on one host.
+  for (const int present : ranks_share_memory() ? std::vector{1, 2} : std::vector{2, 3}) {
     const Shape shape = entangled(present + 1);
     const Oracles oracles(shape);
-    const std::string name = fresh_name("growth");
+    const Doors doors("growth", present + 1);
     run_ranks(present + 1, [&](Rank& everyone) {
-      BufferOptions options = open_for(shape, name);
+      BufferOptions options = masking(shape);
       options.max_ranks = present + 1;
       if (everyone.index() == present) {
-        be_newcomer(everyone, oracles, options, present);
+        be_newcomer(everyone, oracles, options, doors, present);
         return;
       }
-      Rank rank = member(everyone, name, present);
-      Buffer buffer(rank.communicator(), options);
+      Rank rank(doors.connect(everyone, present));
+      Buffer buffer(rank.communicator(), doors.open(options, everyone, rank.index()));
       rank.expect_equal(buffer.num_ranks(), present + 1, "ranks that there may be");
       rank.expect(!buffer.active()[present], "the last is not there yet");
       Party party(rank, oracles, buffer);
@@ -168,24 +159,40 @@ TEST(Rejoin, RankIsAddedThatHasNeverBeenThere) {
 // A rank that has never been there has said nothing of operation 0 either.
 TEST(Rejoin, FirstOperationOfANewRankMayBeTheOneAfterTheWrap) {
   if (!may_join()) return;
-  const Shape shape = entangled(2);
+  const int present = ranks_share_memory() ? 1 : 2;
+  const Shape shape = entangled(present + 1);
   const Oracles oracles(shape);
-  const std::string name = fresh_name("wrap");
-  run_ranks(2, [&](Rank& everyone) {
-    BufferOptions options = open_for(shape, name);
-    options.max_ranks = 2;
+  const Doors doors("wrap", present + 1);
+  run_ranks(present + 1, [&](Rank& everyone) {
+    BufferOptions options = masking(shape);
+    options.max_ranks = present + 1;
     options.first_epoch = 0xfffffffeU;  // a rank is let in for the operation after the next
-    if (everyone.index() == kNewcomer) {
-      be_newcomer(everyone, oracles, options, kNewcomer);
+    if (everyone.index() == present) {
+      be_newcomer(everyone, oracles, options, doors, present);
       return;
     }
-    Rank rank = member(everyone, name, 1);
-    Buffer buffer(rank.communicator(), options);
+    Rank rank(doors.connect(everyone, present));
+    Buffer buffer(rank.communicator(), doors.open(options, everyone, rank.index()));
     Party party(rank, oracles, buffer);
     while (buffer.waiting().empty()) std::this_thread::sleep_for(1ms);
-    receive_newcomer(rank, party, buffer, kNewcomer);
+    receive_newcomer(rank, party, buffer, present);
     everyone.expect(rank.failures().empty(), rank.failures());
   });
+}
+
+// Files and sockets of this process; those of a network may close a moment late.
+int num_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+int num_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:tandem") != std::string::npos) ++count;
+  }
+  return count;
 }
 
 // Again and again, and nothing is left behind in those that stay.
@@ -194,32 +201,38 @@ TEST(Rejoin, TurnoverLeaksNothing) {
   constexpr int kTurns = 5;
   const Shape shape = entangled(2);
   const Oracles oracles(shape);
-  const std::string name = fresh_name("turnover");
+  const Doors doors("turnover", 2);
   run_ranks(2, [&](Rank& everyone) {
-    BufferOptions options = open_for(shape, name);
-    Rank rank = member(everyone, name, 2);
-    auto buffer = std::make_unique<Buffer>(rank.communicator(), options);
-    auto party = std::make_unique<Party>(rank, oracles, *buffer);
+    const BufferOptions options = masking(shape);
+    std::optional<Communicator> communicator(doors.connect(everyone, 2));
+    Rank rank(everyone.communicator());
+    std::optional<Buffer> buffer(std::in_place, *communicator,
+                                 doors.open(options, everyone, rank.index()));
+    std::optional<Party> party(std::in_place, rank, oracles, *buffer);
     rank.expect(party->run(*buffer)[kNewcomer], "both are there");
     if (rank.index() == kNewcomer) {
       party.reset();
       buffer.reset();
-      for (int turn = 0; turn < kTurns; ++turn) be_newcomer(rank, oracles, options, kNewcomer);
+      communicator.reset();
+      for (int turn = 0; turn < kTurns; ++turn) {
+        be_newcomer(rank, oracles, options, doors, kNewcomer);
+      }
     } else {
-      const auto num_mappings = [] {
-        std::ifstream maps("/proc/self/maps");
-        int count = 0;
-        for (std::string line; std::getline(maps, line);) {
-          if (line.find("memfd:tandem") != std::string::npos) ++count;
-        }
-        return count;
-      };
+      receive_newcomer(rank, *party, *buffer, kNewcomer);
       receive_newcomer(rank, *party, *buffer, kNewcomer);
       const int mappings = num_mappings();
-      for (int turn = 1; turn < kTurns; ++turn) {
+      const int descriptors = num_descriptors();
+      for (int turn = 2; turn < kTurns; ++turn) {
         receive_newcomer(rank, *party, *buffer, kNewcomer);
       }
-      if (ranks_are_processes()) rank.expect_equal(num_mappings(), mappings, "mappings");
+      if (ranks_are_processes()) {
+        rank.expect_equal(num_mappings(), mappings, "mappings");
+        const auto start = std::chrono::steady_clock::now();
+        while (num_descriptors() > descriptors && std::chrono::steady_clock::now() - start < 10s) {
+          std::this_thread::sleep_for(10ms);
+        }
+        rank.expect(num_descriptors() <= descriptors, "descriptors are left");
+      }
     }
     everyone.expect(rank.failures().empty(), rank.failures());
   });
@@ -231,49 +244,45 @@ TEST(Rejoin, KilledRankIsReplaced) {
   const Shape shape = entangled(3);
   const Oracles oracles(shape);
   for (int trial = 0; trial < 4; ++trial) {
-    const std::string name = fresh_name("killed");
-    const auto exits = run_processes(4, [&](const Communicator& launched) {
-      Rank everyone(launched);
-      const BufferOptions options = open_for(shape, name);
-      if (everyone.index() == 3) {
-        be_newcomer(everyone, oracles, options, kNewcomer);
-      } else {
-        Rank rank = member(everyone, name, 3);
-        Buffer buffer(rank.communicator(), options);
-        Party party(rank, oracles, buffer);
-        if (rank.index() == kNewcomer) {
-          std::thread([trial] {
-            std::this_thread::sleep_for(trial * 700us);
-            ::raise(SIGKILL);
-          }).detach();
-          for (;;) party.run(buffer);
-        }
-        receive_newcomer(rank, party, buffer, kNewcomer);
-        everyone.expect(rank.failures().empty(), rank.failures());
-      }
-      if (!everyone.failures().empty()) throw std::runtime_error(everyone.failures());
-      return 0;
-    });
-    for (int process = 0; process < 4; ++process) {
-      EXPECT_EQ(exits[process].signal, process == kNewcomer ? SIGKILL : 0) << process;
-      if (process != kNewcomer) {
-        EXPECT_EQ(exits[process].exit_code, 0) << process << ": " << exits[process].error;
-      }
-    }
+    const Doors doors("killed", 3);
+    run_ranks(4,
+              [&](Rank& everyone) {
+                const BufferOptions options = masking(shape);
+                if (everyone.index() == 3) {
+                  be_newcomer(everyone, oracles, options, doors, kNewcomer);
+                  return;
+                }
+                Rank rank(doors.connect(everyone, 3));
+                Buffer buffer(rank.communicator(), doors.open(options, everyone, rank.index()));
+                Party party(rank, oracles, buffer);
+                if (rank.index() == kNewcomer) {
+                  std::thread([&everyone, trial] {
+                    std::this_thread::sleep_for(trial * 700us);
+                    everyone.die();
+                  }).detach();
+                  for (;;) party.run(buffer);
+                }
+                receive_newcomer(rank, party, buffer, kNewcomer);
+                everyone.expect(rank.failures().empty(), rank.failures());
+              },
+              {.may_die = {kNewcomer}});
   }
 }
 
 TEST(Rejoin, IsRefusedWithAReason) {
   if (!may_join()) return;
   const Shape shape = entangled(2);
-  const std::string name = fresh_name("refused");
+  const Doors doors("refused", 2);
   run_ranks(2, [&](Rank& everyone) {
-    BufferOptions options = open_for(shape, name);
-    options.timeout = 200ms;
+    BufferOptions options = doors.open(masking(shape), everyone, everyone.index());
+    options.timeout = ranks_share_memory() ? 200ms : 1s;
+    // As the other rank: what it listens at is free.
+    BufferOptions other_options = options;
+    other_options.door_address = "";
     everyone.expect_error(ErrorCode::kInvalidArgument, {"door is empty"}, [&] {
       BufferOptions closed = options;
-      closed.door = "";
-      Buffer::join(0, closed);
+      closed.door = closed.door_address = "";
+      static_cast<void>(doors.join(0, closed));
     });
     everyone.expect_error(ErrorCode::kInvalidArgument, {"door", "control characters"}, [&] {
       BufferOptions odd = options;
@@ -281,37 +290,48 @@ TEST(Rejoin, IsRefusedWithAReason) {
       static_cast<void>(Buffer::size_bytes(odd, 2));
     });
     if (everyone.index() == 0) {
-      everyone.expect_error(ErrorCode::kTimeout, {"nobody opens a door of '" + name + "'"},
-                            [&] { Buffer::join(1, options); });
+      everyone.expect_error(ErrorCode::kTimeout, {"nobody opens", "door"},
+                            [&] { static_cast<void>(doors.join(1, other_options)); });
     }
     everyone.barrier();
-    Rank rank = member(everyone, name, 2);
+    std::optional<Communicator> communicator(doors.connect(everyone, 2));
+    Rank rank(everyone.communicator());
     rank.expect_error(ErrorCode::kInvalidArgument, {"max_ranks is 1", "2"}, [&] {
       BufferOptions few = options;
       few.max_ranks = 1;
-      Buffer buffer(rank.communicator(), few);
+      Buffer buffer(*communicator, few);
     });
-    std::optional<Buffer> buffer(std::in_place, rank.communicator(), options);
+    std::optional<Buffer> buffer(std::in_place, *communicator, options);
     rank.barrier();
     if (rank.index() == 0) {
       rank.expect_error(ErrorCode::kOrder, {"rank 1", "another process is that rank"},
-                        [&] { Buffer::join(1, options); });
+                        [&] { static_cast<void>(doors.join(1, other_options)); });
       rank.expect_error(ErrorCode::kMismatch, {"max_hidden", "rank 0", "rank 2"}, [&] {
-        BufferOptions other = options;
+        BufferOptions other = other_options;
         other.max_hidden = 1000;
-        Buffer::join(2, other);
+        static_cast<void>(doors.join(2, other));
       });
       rank.expect_error(ErrorCode::kInvalidArgument, {"rank is 2", "[0, 2)"},
-                        [&] { Buffer::join(2, options); });
+                        [&] { static_cast<void>(doors.join(2, other_options)); });
     }
     rank.barrier();
-    if (rank.index() == 1) buffer.reset();
+    if (!ranks_share_memory()) {
+      rank.expect_error(ErrorCode::kInvalidArgument, {"rank 0", "another secret"}, [&] {
+        static_cast<void>(doors.join_with_secret("a guess", 1, other_options));
+      });
+    }
+    rank.barrier();
+    if (rank.index() == 1) {
+      buffer.reset();
+      communicator.reset();
+    }
     rank.barrier();
     if (rank.index() == 0) {
       rank.expect_error(ErrorCode::kTimeout, {"rank 1 is still active"},
-                        [&] { Buffer::join(1, options); });
+                        [&] { static_cast<void>(doors.join(1, other_options)); });
       buffer->mask(1);
-      rank.expect_error(ErrorCode::kTimeout, {"unmask(1)"}, [&] { Buffer::join(1, options); });
+      rank.expect_error(ErrorCode::kTimeout, {"unmask(1)"},
+                        [&] { static_cast<void>(doors.join(1, other_options)); });
       rank.expect(buffer->waiting().empty(), "nobody waits any more");
     }
     everyone.expect(rank.failures().empty(), rank.failures());

@@ -96,6 +96,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
                             .wake = [] {},
                             .carrier = carrier},
       2);
+  inbox->listen([](int, std::span<const std::byte>) {}, [](int, bool) { return true; });
   const int num_messages = data.ConsumeIntegralInRange(1, 6);
   for (int i = 0; i < num_messages; ++i) {
     const auto kind = static_cast<net::MessageKind>(data.ConsumeIntegralInRange(0U, 6U));
@@ -117,6 +118,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     if (!delivery) continue;
     check(payload.empty() || delivery->where != nullptr, "there is room for a message");
     if (!payload.empty()) std::memcpy(delivery->where, payload.data(), payload.size());
+    if (data.ConsumeIntegralInRange(0, 7) == 0) {  // another process takes the peer's place
+      inbox->peer_lost(1);
+      static_cast<void>(inbox->let_come(1, true));
+    }
     delivery->done();
   }
   return 0;

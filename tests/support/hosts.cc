@@ -16,9 +16,9 @@ const tools::NetworkHosts& hosts() {
   }
 }
 
-std::string unused_address() {
+std::string unused_address(int host) {
   static int port = 7000;
-  return tools::NetworkHosts::address(0) + ":" + std::to_string(++port);
+  return tools::NetworkHosts::address(host) + ":" + std::to_string(++port);
 }
 
 std::function<Communicator(int)> connect_on_hosts(int num_ranks, int num_hosts,

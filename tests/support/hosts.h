@@ -13,8 +13,8 @@ namespace tandem::test {
 // Four hosts, made when they are first asked for, that live as long as this process.
 [[nodiscard]] const tools::NetworkHosts& hosts();
 
-// An address on host 0 that nobody has used.
-[[nodiscard]] std::string unused_address();
+// An address on that host that nobody has used.
+[[nodiscard]] std::string unused_address(int host = 0);
 
 inline constexpr const char* kSecret = "secret of a test";
 

@@ -20,6 +20,8 @@ constexpr std::uintptr_t kPerThreadStream = 2;
 // What one rank reports at most: the first failures tell, and the pipe between processes is narrow.
 constexpr std::size_t kMaxReportBytes = 3000;
 
+constexpr int kNumHosts = 3;
+
 struct Died {};
 
 std::string_view environment(const char* variable, std::string_view fallback) {
@@ -88,7 +90,7 @@ std::string run_in_processes(int num_ranks, const std::function<void(Rank&)>& bo
   };
   const std::vector<ProcessExit> exits =
       launch_under_test() == "hosts"
-          ? run_processes(num_ranks, connect_on_hosts(num_ranks, 3, options), run_rank)
+          ? run_processes(num_ranks, connect_on_hosts(num_ranks, kNumHosts, options), run_rank)
           : run_processes(num_ranks, run_rank, options);
   std::string all;
   for (std::size_t rank = 0; rank < exits.size(); ++rank) {
@@ -126,6 +128,14 @@ std::chrono::nanoseconds with_patience(std::chrono::nanoseconds timeout) {
   static const int factor =
       std::stoi(std::string(environment("TANDEM_TEST_PATIENCE", ranks_share_memory() ? "1" : "4")));
   return timeout * factor;
+}
+
+bool hosts_share_memory() { return launch_under_test() == "hosts"; }
+
+int host_of(int rank) { return launch_under_test() == "hosts" ? rank % kNumHosts : 0; }
+
+std::string host_address(int host) {
+  return launch_under_test() == "hosts" ? tools::NetworkHosts::address(host) : "127.0.0.1";
 }
 
 void* Rank::stream() const {

@@ -29,6 +29,10 @@ namespace tandem::test {
 [[nodiscard]] bool ranks_are_processes();
 [[nodiscard]] bool ranks_share_memory();
 [[nodiscard]] std::chrono::nanoseconds with_patience(std::chrono::nanoseconds timeout);
+// Where ranks are on several hosts: those of one host do; the host of a rank; a host's address.
+[[nodiscard]] bool hosts_share_memory();
+[[nodiscard]] int host_of(int rank);
+[[nodiscard]] std::string host_address(int host);
 
 class Rank {
  public:

@@ -43,6 +43,9 @@ class CpuBackend final : public runtime::BackendInterface {
 
   [[nodiscard]] std::unique_ptr<runtime::BackendBuffer> join_buffer(
       const runtime::BufferPlan& plan, runtime::Offer offer) const override {
+    if (offer.network != nullptr) {
+      return std::make_unique<CpuBuffer>(plan, offer.situation, *offer.network);
+    }
     return std::make_unique<CpuBuffer>(plan, std::move(offer.board));
   }
 

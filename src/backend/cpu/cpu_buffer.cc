@@ -31,7 +31,11 @@ void CpuBuffer::await_completed(const Context& context, Phase phase, Epoch wante
   };
   peers_.await(
       context, phase, wanted, peers_.everyone(),
-      [&](int peer) { return layout::has_reached(seen(peer), wanted) && has_left(peer, wanted); },
+      [&](int peer) {
+        const bool has_completed =
+            layout::has_reached(seen(peer), wanted) || peers_.begins_after(peer, wanted);
+        return has_completed && has_left(peer, wanted);
+      },
       seen);
 }
 
@@ -40,7 +44,19 @@ void CpuBuffer::enter(const Context& context) {
   await_completed(context, Phase::kEnter, context.epoch - 2);
   // A peer that was let in for this epoch was so before its proposer completed the last but one.
   peers_.begin(context);
+  if (remote_) tell_those_who_begin(context);
   seam().pass(Point::kEntered);
+}
+
+// What was sent before they adopted the view they may have dropped.
+void CpuBuffer::tell_those_who_begin(const Context& context) {
+  const Word completed = layout::make_word(context.epoch - 1, 0);
+  const runtime::RemotePeers::WordRun run{plan_.block.completed(plan_.rank), {&completed, 1}};
+  for (const int peer : peers_.active()) {
+    if (is_remote(peer) && peers_.begins_with(peer, context.epoch)) {
+      remote_->send_words(peer, {&run, 1});
+    }
+  }
 }
 
 void CpuBuffer::publish_header(const Context& context, int half, const Arguments& arguments,
@@ -234,19 +250,12 @@ std::vector<Word> CpuBuffer::counts_of(int source, int parity) const {
 
 void CpuBuffer::welcome(std::span<const int> coming) {
   for (const int rank : coming) {
-    if (rank == plan_.rank || !completed_) continue;
-    const std::int64_t own = plan_.block.completed(plan_.rank);
-    const Word completed = layout::make_word(*completed_, 0);
-    if (!is_remote(rank)) {
-      if (block(rank) == nullptr) continue;                         // it has gone again
-      word(rank, own).store(completed, std::memory_order_release);  // as in publish_completed
-      continue;
-    }
-    // What it says of this itself may come before its messages are taken again.
-    word(plan_.rank, plan_.block.completed(rank))
-        .store(layout::make_word(peers_.view().from[rank] - 1, 0), std::memory_order_release);
-    const runtime::RemotePeers::WordRun run{own, {&completed, 1}};
-    remote_->send_words(rank, {&run, 1});
+    if (rank == plan_.rank) continue;
+    // A process of this host that has been replaced was reached through its memory.
+    if (peers_.is_elsewhere(rank)) memory_.drop_block(rank);
+    if (block(rank) == nullptr || !completed_) continue;  // see enter; or it has gone again
+    word(rank, plan_.block.completed(plan_.rank))
+        .store(layout::make_word(*completed_, 0), std::memory_order_release);  // publish_completed
   }
   if (!coming.empty()) ring_all();
 }

@@ -33,8 +33,11 @@ namespace tandem::cpu {
 class CpuBuffer final : public runtime::BackendBuffer {
  public:
   CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap, const runtime::BufferPlan& plan);
-  // Of a process that joins a running buffer; recover() lets it in.
+  // Of a process that joins a running buffer, on the same host as its ranks or across hosts;
+  // recover() lets it in.
   CpuBuffer(const runtime::BufferPlan& plan, runtime::Descriptor board);
+  CpuBuffer(const runtime::BufferPlan& plan, const runtime::Situation& situation,
+            runtime::Network& network);
 
   void dispatch(const runtime::DispatchCall& call, runtime::Stage stage) override;
   void combine(const runtime::CombineCall& call, runtime::Stage stage) override;
@@ -59,7 +62,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
     runtime::SymmetricMemory memory;
     std::unique_ptr<runtime::Membership> membership;
   };
-  CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared, runtime::Bootstrap* bootstrap);
+  CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared, runtime::Network* network);
 
   // What belongs to the dispatch that took a half, until another takes it.
   struct Half {
@@ -102,6 +105,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
 
   // Rule 1: waits until every peer has completed epoch - 2.
   void enter(const Context& context);
+  // Tells ranks of other hosts whose first operation this is how far this one is.
+  void tell_those_who_begin(const Context& context);
   // Publishes header and arguments to every peer; `counts` (dispatch) go before them.
   void publish_header(const Context& context, int half, const Arguments& arguments,
                       std::span<const std::int32_t> counts);
@@ -134,7 +139,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   // combine is still to come when ranks are lost.
   void forget_absent(const Context& context, Half& half);
   void forget(std::span<const int> lost);
-  // Tells ranks that are to come how far this one is; they are done with all before.
+  // Tells ranks of this host that are to come how far this one is; they are done with all before.
   void welcome(std::span<const int> coming);
   [[nodiscard]] std::vector<Word> counts_of(int source, int parity) const;
   void require_same(const Context& context, Phase phase, int peer, const Arguments& arguments);
@@ -167,7 +172,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void fill_arguments(const runtime::CombineCall& call, Arguments& arguments) const;
 
   // --- remote.cc ---
-  [[nodiscard]] std::unique_ptr<runtime::RemotePeers> open_remote(runtime::Bootstrap& bootstrap);
+  [[nodiscard]] std::unique_ptr<runtime::RemotePeers> open_remote(runtime::Network* network);
   void publish_remote_header(const Context& context, Word header, const Arguments& arguments,
                              std::span<const std::int32_t> counts);
   // Sends one word to every peer on another host, after all that was sent before.

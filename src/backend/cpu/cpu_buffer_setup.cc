@@ -1,7 +1,9 @@
 // Making a CPU buffer: together with the other ranks, or as a process that joins them later.
 #include <algorithm>
+#include <optional>
 
 #include "backend/cpu/cpu_buffer.h"
+#include "runtime/agreement.h"
 #include "tandem/error.h"
 
 namespace tandem::cpu {
@@ -22,12 +24,22 @@ CpuBuffer::CpuBuffer(const std::shared_ptr<runtime::Bootstrap>& bootstrap,
                                                           kind_of(plan)),
                        .membership = std::make_unique<runtime::Membership>(
                            *bootstrap, plan.num_ranks, plan.options.first_epoch, kind_of(plan))},
-                bootstrap.get()) {
+                bootstrap->network()) {
   // Every word starts as one of the epoch before the first: stale for any wait to come, and
   // completed as far as entering goes. Peers see it through the barrier.
   set_words(next_epoch_ - 1);
   completed_ = next_epoch_ - 1;
-  bootstrap->barrier();
+  if (remote_ == nullptr) {
+    bootstrap->barrier();
+    return;
+  }
+  std::optional<Error> problem;
+  try {
+    peers_.open_door(plan.options);
+  } catch (const Error& error) {
+    problem = error;
+  }
+  runtime::agree(*bootstrap, problem);  // and thereby a barrier
 }
 
 CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, runtime::Descriptor board)
@@ -41,13 +53,25 @@ CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, runtime::Descriptor board)
   set_words(next_epoch_ - 2);
 }
 
-CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared,
-                     runtime::Bootstrap* bootstrap)
+CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, const runtime::Situation& situation,
+                     runtime::Network& network)
+    : CpuBuffer(plan,
+                Shared{.memory = runtime::SymmetricMemory(plan.rank, plan.num_ranks,
+                                                          plan.block.size_bytes()),
+                       .membership = std::make_unique<runtime::Membership>(situation, plan.rank)},
+                &network) {
+  next_epoch_ = situation.near;
+  set_words(next_epoch_ - 2);
+  peers_.arrive();
+  peers_.open_door(plan.options);
+}
+
+CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared, runtime::Network* network)
     : plan_(plan),
       memory_(std::move(shared.memory)),
       workers_(plan.options.num_threads),
       parcel_(plan.block.capacity()),
-      remote_(bootstrap == nullptr ? nullptr : open_remote(*bootstrap)),
+      remote_(open_remote(network)),
       peers_(plan,
              *reinterpret_cast<layout::Doorbell*>(memory_.block(plan.rank) + plan.block.doorbell()),
              remote_.get(), std::move(shared.membership),

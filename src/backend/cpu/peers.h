@@ -55,6 +55,17 @@ class Peers : public runtime::Roster {
            (!is_new_[rank] || layout::has_reached(epoch, membership_->view().from[rank]));
   }
   [[nodiscard]] std::span<const int> participants(const Context& context);
+  // On another host: is this peer's first operation so late that it has none to complete up to that
+  // epoch? Only once it has adopted the view that says so: what it is sent before it may drop.
+  [[nodiscard]] bool begins_after(int peer, Epoch epoch) const {
+    const runtime::View& view = membership_->view();
+    return is_elsewhere(peer) && is_new_[peer] && layout::has_reached(view.from[peer] - 1, epoch) &&
+           has_told(peer, runtime::Status::kAcked, view.number);
+  }
+  // Is it this one?
+  [[nodiscard]] bool begins_with(int peer, Epoch epoch) const {
+    return is_new_[peer] && membership_->view().from[peer] == epoch;
+  }
 
   // Starts an operation; may be called again. Throws what has failed elsewhere (under the peer's
   // code), and kMasked if this rank has been masked.

@@ -15,25 +15,23 @@
 
 namespace tandem::cpu {
 
-std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Bootstrap& bootstrap) {
-  if (bootstrap.network() == nullptr) return nullptr;
-  if (!plan_.options.door.empty() || plan_.num_ranks != bootstrap.size()) {
-    throw Error(ErrorCode::kUnsupported,
-                "door and max_ranks: ranks on several hosts cannot be replaced or added yet");
-  }
+std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Network* network) {
+  if (network == nullptr) return nullptr;
   const layout::Capacity& capacity = plan_.block.capacity();
   auto& doorbell = *reinterpret_cast<layout::Doorbell*>(block(plan_.rank) + plan_.block.doorbell());
-  return bootstrap.network()->open(
+  return network->open(
       {.block = memory_.shared_block(plan_.rank),
        .block_bytes = plan_.block.size_bytes(),
        .control_bytes = plan_.block.doorbell(),
        .staging_bytes = staged_rows() + capacity.max_tokens * capacity.dispatch_pitch,
        .landing_bytes = landed_parcel(plan_.num_ranks),
-       .wake = [&doorbell] {
-         runtime::fence(
-             std::memory_order_seq_cst);  // pairs with the fence in Waiter::prepare_to_sleep
-         runtime::ring(doorbell);
-       }});
+       .wake =
+           [&doorbell] {
+             runtime::fence(
+                 std::memory_order_seq_cst);  // pairs with the fence in Waiter::prepare_to_sleep
+             runtime::ring(doorbell);
+           },
+       .num_ranks = plan_.num_ranks});
 }
 
 std::int64_t CpuBuffer::staged_rows() const { return plan_.num_ranks * parcel_.rows(); }

@@ -51,6 +51,10 @@ class CudaBackend final : public runtime::BackendInterface {
 
   [[nodiscard]] std::unique_ptr<runtime::BackendBuffer> join_buffer(
       const runtime::BufferPlan& plan, runtime::Offer offer) const override {
+    if (offer.network != nullptr) {
+      throw Error(ErrorCode::kUnsupported,
+                  "ranks on GPUs of several hosts cannot be replaced or added yet");
+    }
     return std::make_unique<CudaBuffer>(plan, std::move(offer.board));
   }
 

@@ -1,6 +1,9 @@
 #include "backend/net/connections.h"
 
+#include <sys/random.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -11,11 +14,6 @@ namespace tandem::net {
 namespace {
 
 using runtime::Deadline;
-
-// The active messages of a worker.
-constexpr unsigned kMessage = 0;
-constexpr unsigned kFarewell = 1;
-constexpr unsigned kBatch = 2;  // several messages; the envelope's channel means nothing
 
 // The most payload of a batch. With all headers it still fits into one of the pieces that TCP sends
 // (ucx_worker.cc), and so is read where it was received. Of 160, 200 and 240 KB the best for 8 rows
@@ -32,6 +30,14 @@ struct Farewell {
 };
 
 }  // namespace
+
+std::uint64_t random_token() {
+  std::uint64_t token = 0;
+  if (::getrandom(&token, sizeof token, 0) != static_cast<ssize_t>(sizeof token)) {
+    throw Error(ErrorCode::kResource, std::string("no random bytes: ") + std::strerror(errno));
+  }
+  return token;
+}
 
 // Messages until their memory may be written again.
 struct Connections::Sending {
@@ -84,6 +90,7 @@ Connections::Connections(int rank, int size)
   worker_.ucx().set_handler(kMessage, on_message, this);
   worker_.ucx().set_handler(kBatch, on_batch, this);
   worker_.ucx().set_handler(kFarewell, on_farewell, this);
+  worker_.ucx().set_handler(kHello, on_hello, this);
 }
 
 void Connections::start(std::uint64_t token) {
@@ -98,20 +105,6 @@ Connections::~Connections() {
   for (Peer& peer : peers_) {
     if (peer.endpoint != nullptr) worker_.ucx().close(peer.endpoint, peer.lost.has_value());
   }
-}
-
-void Connections::connect(int peer, std::span<const std::byte> address) {
-  const std::lock_guard lock(mutex());
-  ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-  // Without this mode a peer that is killed is never noticed.
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = on_error;
-  params.err_handler.arg = this;
-  check(ucp_ep_create(worker_.ucx().get(), &params, &peers_[peer].endpoint),
-        "connecting to rank " + std::to_string(peer));
 }
 
 void Connections::attach(std::uint32_t channel, std::shared_ptr<Receiver> receiver) {
@@ -138,7 +131,6 @@ std::vector<std::byte> Connections::seal(std::uint32_t channel,
 }
 
 void Connections::send(int peer, Message message) {
-  const std::lock_guard lock(mutex());
   Peer& to = peers_[peer];
   if (!to.held.empty()) {
     const bool has_room = to.held_bytes + message.payload.size() <= kBatchBytes;
@@ -172,7 +164,6 @@ void Connections::send_with_next(int peer, Message message) {
     send(peer, std::move(message));
     return;
   }
-  const std::lock_guard lock(mutex());
   Peer& to = peers_[peer];
   if (!to.held.empty() && to.held_bytes + message.payload.size() > kBatchBytes) post_held(peer);
   to.held_bytes += message.payload.size();
@@ -185,6 +176,7 @@ void Connections::send_with_next(int peer, Message message) {
 void Connections::post_all_held() {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const int peer = static_cast<int>(i);
+    if (peers_[i].coming) receive_coming(peer);
     if (!peers_[i].held.empty()) post_held(peer);
     if (!std::exchange(peers_[i].leaves, false)) continue;
     post_farewell(peer, true);
@@ -202,7 +194,7 @@ void Connections::post_held(int peer) {
   post(peer, kBatch, std::move(sending));
 }
 
-void Connections::post(int peer, unsigned message, std::unique_ptr<Sending> owned) {
+void Connections::post(int peer, MessageId message, std::unique_ptr<Sending> owned) {
   Sending* const sending = owned.release();  // ends itself
   sending->self = this;
   ++num_sending_;
@@ -220,10 +212,13 @@ void Connections::post(int peer, unsigned message, std::unique_ptr<Sending> owne
   };
   const void* data = nullptr;
   std::size_t count = 0;
-  if (message == kBatch) {
-    // Whole, so that its parts are at hand when it is there.
-    params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE;
+  if (message != kMessage) {
+    // Whole, so that it is at hand when its handler is called.
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
     params.flags = UCP_AM_SEND_FLAG_EAGER;
+  }
+  if (message == kBatch) {
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
     params.datatype = ucp_dt_make_iov();
     data = sending->pieces.data();
     count = sending->pieces.size();
@@ -256,7 +251,9 @@ std::optional<Envelope> Connections::open(const void* header, std::size_t header
   Envelope envelope;
   if (header_bytes < sizeof envelope) return {};
   std::memcpy(&envelope, header, sizeof envelope);
-  if (envelope.token != token_ || envelope.source >= peers_.size()) return {};
+  if (envelope.source >= peers_.size() || envelope.token != peers_[envelope.source].token) {
+    return {};
+  }
   return envelope;
 }
 
@@ -350,17 +347,23 @@ void Connections::lose(int peer, const std::string& why) {
   if (peers_[peer].lost) return;
   peers_[peer].lost = why;
   for (const auto& [channel, receiver] : receivers_) receiver->peer_lost(peer);
+  if (peers_[peer].coming) has_answers_ = true;  // its time may have come
   worker_.changed().notify_all();
+}
+
+void Connections::post_alone(int peer, MessageId id, std::span<const std::byte> head,
+                             Message message) {
+  auto sending = std::make_unique<Sending>();
+  sending->head.assign(head.begin(), head.end());
+  sending->messages.push_back(std::move(message));
+  post(peer, id, std::move(sending));
 }
 
 void Connections::post_farewell(int peer, bool is_answer) {
   const Farewell farewell{
       .envelope = {.token = token_, .source = static_cast<std::uint32_t>(rank_), .channel = 0},
       .is_answer = is_answer ? 1U : 0U};
-  const auto bytes = std::as_bytes(std::span(&farewell, 1));
-  auto sending = std::make_unique<Sending>();
-  sending->head.assign(bytes.begin(), bytes.end());
-  post(peer, kFarewell, std::move(sending));
+  post_alone(peer, kFarewell, std::as_bytes(std::span(&farewell, 1)), {});
 }
 
 // Without this a rank that has done its part and ends could take along what its peers have not read

@@ -1,8 +1,5 @@
 #include "backend/net/meeting.h"
 
-#include <netdb.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -11,6 +8,7 @@
 #include <thread>
 
 #include "backend/net/driven_worker.h"
+#include "backend/net/socket_address.h"
 #include "runtime/deadline.h"
 #include "runtime/failure.h"
 #include "runtime/socket_bootstrap.h"
@@ -46,51 +44,6 @@ constexpr std::uint32_t kVersion = 1;
 
 // Between two attempts to connect.
 constexpr milliseconds kPause{50};
-
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-};
-
-// The first address of "host:port"; with `any`, that port on every interface, since the name may
-// stand for another address on the host itself than on others.
-Address resolve(const std::string& text, bool any) {
-  const std::size_t colon = text.rfind(':');
-  std::string host = text.substr(0, colon);
-  const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int problem = host.empty() || port.empty()
-                          ? EAI_NONAME
-                          : ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
-  if (problem != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "'" + text + "' is no address to meet at: " + ::gai_strerror(problem));
-  }
-  Address address;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  address.length = found->ai_addrlen;
-  ::freeaddrinfo(found);
-  if (any && address.storage.ss_family == AF_INET) {
-    reinterpret_cast<sockaddr_in&>(address.storage).sin_addr.s_addr = INADDR_ANY;
-  } else if (any) {
-    reinterpret_cast<sockaddr_in6&>(address.storage).sin6_addr = IN6ADDR_ANY_INIT;
-  }
-  return address;
-}
-
-// No shortcut that would tell, by its time, how much of a guess is right.
-bool same_secret(const std::string& secret, std::span<const std::byte> guess) {
-  unsigned difference = secret.size() == guess.size() ? 0 : 1;
-  for (std::size_t i = 0; i < guess.size(); ++i) {
-    const auto expected = static_cast<unsigned char>(secret[i % secret.size()]);
-    difference |= expected ^ std::to_integer<unsigned>(guess[i]);
-  }
-  return difference == 0;
-}
 
 std::vector<std::byte> join(const Messages& messages) {
   std::vector<std::byte> joined;
@@ -161,10 +114,10 @@ class Host final : public Meeting {
  public:
   explicit Host(const MeetingPlace& place) : Meeting(place) {
     worker_.ucx().set_handler(kContribution, on_contribution, this);
-    const Address address = resolve(place.address, true);
+    const SocketAddress address = resolve(place.address, true);
     ucp_listener_params_t params{};
     params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-    params.sockaddr.addr = reinterpret_cast<const sockaddr*>(&address.storage);
+    params.sockaddr.addr = address.generic();
     params.sockaddr.addrlen = address.length;
     params.conn_handler.cb = on_connection;
     params.conn_handler.arg = this;
@@ -367,7 +320,7 @@ class Guest final : public Meeting {
     params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
                         UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
-    params.sockaddr.addr = reinterpret_cast<const sockaddr*>(&address_.storage);
+    params.sockaddr.addr = address_.generic();
     params.sockaddr.addrlen = address_.length;
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = [](void* self, ucp_ep_h, ucs_status_t) {
@@ -427,7 +380,7 @@ class Guest final : public Meeting {
     return UCS_OK;
   }
 
-  Address address_;
+  SocketAddress address_;
   ucp_ep_h endpoint_ = nullptr;
   std::uint64_t round_ = 0;
   bool host_is_here_ = false;

@@ -2,6 +2,9 @@
 
 #include "backend/net/meeting.h"
 #include "backend/net/net_bootstrap.h"
+#include "backend/net/net_door.h"
+#include "backend/net/newcomer.h"
+#include "tandem/error.h"
 
 namespace tandem::net {
 namespace {
@@ -18,6 +21,19 @@ class UcxNetwork final : public runtime::NetworkInterface {
   [[nodiscard]] std::shared_ptr<runtime::Bootstrap> join(
       const runtime::Party& party, const Communicator::AllGather& all_gather) const override {
     return std::make_shared<NetBootstrap>(party, all_gather);
+  }
+
+  [[nodiscard]] runtime::Invitation visit(const std::string& address, const std::string& secret,
+                                          int rank,
+                                          std::chrono::milliseconds timeout) const override {
+    auto invitation = decode_invitation(visit_net_door(address, secret, rank, timeout));
+    if (!invitation) {
+      throw Error(ErrorCode::kMismatch,
+                  "at " + address + " is something else than a door of this version of Tandem");
+    }
+    std::vector<std::byte> situation = std::move(invitation->situation);
+    return {.situation = std::move(situation),
+            .network = std::make_shared<Newcomer>(rank, secret, std::move(*invitation))};
   }
 };
 

@@ -1,8 +1,6 @@
 #include "backend/net/net_bootstrap.h"
 
-#include <sys/random.h>
-
-#include <cerrno>
+#include <algorithm>
 #include <cstring>
 
 #include "backend/net/remote_link.h"
@@ -36,14 +34,6 @@ struct Calling {
 };
 
 constexpr std::uint64_t kMagic = 0x31'74'65'6e'4d'44'4e'54;  // "TNDMnet1"
-
-std::uint64_t random_token() {
-  std::uint64_t token = 0;
-  if (::getrandom(&token, sizeof token, 0) != static_cast<ssize_t>(sizeof token)) {
-    throw Error(ErrorCode::kResource, std::string("no random bytes: ") + std::strerror(errno));
-  }
-  return token;
-}
 
 [[noreturn]] void refuse_gathered(int rank) {
   throw Error(ErrorCode::kInvalidArgument, "all_gather returned something else for rank " +
@@ -121,6 +111,7 @@ void NetBootstrap::connect(const Communicator::AllGather& all_gather) {
                                                  " ranks");
   }
 
+  std::uint64_t token = 0;
   for (int peer = 0; peer < party_.size; ++peer) {
     if (all[peer].size() <= sizeof calling) refuse_gathered(peer);
     std::memcpy(&calling, all[peer].data(), sizeof calling);
@@ -133,12 +124,13 @@ void NetBootstrap::connect(const Communicator::AllGather& all_gather) {
         failure->raise();
       }
     }
-    if (peer == 0) {
-      connections_->attach(kBootstrapChannel, exchanges_);
-      connections_->start(calling.token);
-    }
-    if (peer != party_.rank) connections_->connect(peer, rest);
+    if (peer == 0) token = calling.token;
+    if (peer == party_.rank) continue;
+    connections_->connect({.rank = peer, .token = token, .address = {rest.begin(), rest.end()}},
+                          true);
   }
+  connections_->attach(kBootstrapChannel, exchanges_);
+  connections_->start(token);
   barrier();
 }
 
@@ -149,6 +141,7 @@ void NetBootstrap::send(int peer, Exchange kind, bool is_failure,
                               .is_failure = is_failure ? 1U : 0U};
   const auto head = std::as_bytes(std::span(&header, 1));
   const auto payload = std::make_shared<std::vector<std::byte>>(message.begin(), message.end());
+  const std::lock_guard lock(connections_->mutex());
   connections_->send(peer, {.channel = kBootstrapChannel,
                             .header = {head.begin(), head.end()},
                             .payload = *payload,
@@ -241,8 +234,10 @@ std::vector<std::shared_ptr<void>> NetBootstrap::all_gather_objects(std::shared_
 }
 
 std::unique_ptr<runtime::RemotePeers> NetBootstrap::open(runtime::RemoteMemory memory) {
-  return std::make_unique<RemoteLink>(connections_, next_channel_++, party_.size,
-                                      std::move(memory));
+  const int num_ranks = std::max(party_.size, memory.num_ranks);
+  connections_->make_room(num_ranks);
+  return std::make_unique<RemoteLink>(connections_, next_channel_++, num_ranks, std::move(memory),
+                                      party_.secret);
 }
 
 }  // namespace tandem::net

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/net/net_door.h"
 #include "tandem/error.h"
 
 namespace tandem::net {
@@ -73,6 +74,7 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
   if (bytes.size() < sizeof header) return {};
   std::memcpy(&header, bytes.data(), sizeof header);
   const auto length = static_cast<std::int64_t>(payload_bytes);
+  const Origin origin{.source = source, .life = peers_[source].life, .sequence = header.sequence};
   const auto kind = static_cast<MessageKind>(header.kind);
   if (kind != MessageKind::kToBlock && kind != MessageKind::kToLanding) {
     // The sender says how long it is: memory for it is not taken on trust.
@@ -80,16 +82,16 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
     const auto payload = std::make_shared<std::vector<std::byte>>(payload_bytes);
     if (kind == MessageKind::kNote) {
       return Delivery{.where = payload->data(),
-                      .done = [self = shared_from_this(), source, payload] {
-                        self->take_note(source, *payload);
+                      .done = [self = shared_from_this(), origin, payload] {
+                        if (self->peers_[origin.source].life != origin.life) return;
+                        self->take_note(origin.source, *payload);
                         self->memory_.wake();
                       }};
     }
     return Delivery{
-        .where = payload->data(),
-        .done = [self = shared_from_this(), source, kind, sequence = header.sequence, payload] {
+        .where = payload->data(), .done = [self = shared_from_this(), origin, kind, payload] {
           // What waits for its turn lies in this object, and must not keep it.
-          self->arrived(source, sequence, [inbox = self.get(), source, kind, payload] {
+          self->arrived(origin, [inbox = self.get(), source = origin.source, kind, payload] {
             inbox->take_effect(source, kind, *payload);
           });
         }};
@@ -104,7 +106,7 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
   }
   // A message dropped is one that has come.
   if (!peers_[source].gate.admits(header.epoch)) {
-    arrived(source, header.sequence, {});
+    arrived(origin, {});
     return {};
   }
   runtime::Carrier* const carrier = memory_.carrier.get();
@@ -146,15 +148,14 @@ std::optional<Receiver::Delivery> Inbox::accept(int source, std::span<const std:
         if (num_receiving.fetch_sub(1, std::memory_order_release) == 1) self->memory_.wake();
       });
   return Delivery{.where = where,
-                  .done = [self = shared_from_this(), source, sequence = header.sequence,
-                           effect = std::move(effect), receiving]() mutable {
-                    self->arrived(source, sequence, std::move(effect));
-                  }};
+                  .done = [self = shared_from_this(), origin, effect = std::move(effect),
+                           receiving]() mutable { self->arrived(origin, std::move(effect)); }};
 }
 
-void Inbox::arrived(int source, std::uint64_t sequence, std::function<void()> effect) {
-  Peer& peer = peers_[source];
-  peer.waiting.emplace(sequence, std::move(effect));
+void Inbox::arrived(const Origin& origin, std::function<void()> effect) {
+  Peer& peer = peers_[origin.source];
+  if (origin.life != peer.life) return;  // of a process that has been replaced since
+  peer.waiting.emplace(origin.sequence, std::move(effect));
   bool stored = false;
   for (auto first = peer.waiting.begin(); first != peer.waiting.end() && first->first == peer.next;
        first = peer.waiting.erase(first), ++peer.next) {
@@ -192,7 +193,7 @@ void Inbox::take_effect(int source, MessageKind kind, std::span<const std::byte>
 }
 
 void Inbox::take_note(int source, std::span<const std::byte> text) {
-  if (listener_) listener_(source, text);
+  if (take_text_) take_text_(source, text);
 }
 
 // Of several failures since a new start the first one counts.
@@ -262,19 +263,33 @@ void Inbox::lose(int peer) {
   if (memory_.carrier != nullptr) memory_.carrier->lost(peer);
 }
 
+bool Inbox::let_come(int peer, bool was_there) {
+  Peer& before = peers_[peer];
+  if (!is_lost(peer) || is_receiving(peer) || !let_come_ || !let_come_(peer, was_there))
+    return false;
+  ++before.life;
+  before.next = before.num_sent = 0;
+  before.waiting.clear();
+  before.last_start = 0;
+  for (auto& start : before.starts) start.store(0, std::memory_order_relaxed);
+  before.lost.store(false, std::memory_order_release);
+  memory_.wake();
+  return true;
+}
+
 RemoteLink::RemoteLink(std::shared_ptr<Connections> connections, std::uint32_t channel, int size,
-                       runtime::RemoteMemory memory)
+                       runtime::RemoteMemory memory, std::string secret)
     : connections_(std::move(connections)),
       channel_(channel),
       inbox_(std::make_shared<Inbox>(std::move(memory), size)),
-      sequence_(static_cast<std::size_t>(size)) {
+      secret_(std::move(secret)) {
   connections_->attach(channel_, inbox_);
 }
 
 RemoteLink::~RemoteLink() {
   connections_->detach(channel_);
-  for (std::size_t peer = 0; peer < sequence_.size(); ++peer) {
-    send_bytes(static_cast<int>(peer), MessageKind::kLeft, {});
+  for (int peer = 0; peer < inbox_->size(); ++peer) {
+    send_bytes(peer, MessageKind::kLeft, {});
   }
 }
 
@@ -305,7 +320,9 @@ void RemoteLink::send_to_landing(int peer, const Rows& rows) {
 
 void RemoteLink::send_rows(int peer, const Rows& rows, MessageKind kind,
                            std::span<const std::int32_t> sources, std::int64_t sources_offset) {
-  const BufferHeader header{.sequence = next_sequence(peer),
+  const std::lock_guard lock(connections_->mutex());
+  if (!connections_->has_met(peer)) return;
+  const BufferHeader header{.sequence = inbox_->next_to(peer),
                             .kind = static_cast<std::uint32_t>(kind),
                             .num_sources = static_cast<std::uint32_t>(sources.size()),
                             .offset = rows.offset,
@@ -336,8 +353,11 @@ void RemoteLink::send_words(int peer, std::span<const WordRun> runs) {
 }
 
 void RemoteLink::send_words_with_next(int peer, std::span<const WordRun> runs) {
+  std::vector<std::byte> words = encode(runs);
+  const std::lock_guard lock(connections_->mutex());
+  if (!connections_->has_met(peer)) return;
   connections_->send_with_next(
-      peer, message(channel_, next_sequence(peer), MessageKind::kWords, encode(runs)));
+      peer, message(channel_, inbox_->next_to(peer), MessageKind::kWords, std::move(words)));
 }
 
 void RemoteLink::come_to_recover(layout::Epoch next, const std::optional<runtime::Failure>& cause) {
@@ -346,14 +366,14 @@ void RemoteLink::come_to_recover(layout::Epoch next, const std::optional<runtime
   if (cause) send_failure(*cause);
   const Word word = layout::make_word(num_comings_, next);
   const auto bytes = std::as_bytes(std::span(&word, 1));
-  for (std::size_t peer = 0; peer < sequence_.size(); ++peer) {
-    send_bytes(static_cast<int>(peer), MessageKind::kRecover, {bytes.begin(), bytes.end()});
+  for (int peer = 0; peer < inbox_->size(); ++peer) {
+    send_bytes(peer, MessageKind::kRecover, {bytes.begin(), bytes.end()});
   }
 }
 
 void RemoteLink::send_failure(const runtime::Failure& failure) {
-  for (std::size_t peer = 0; peer < sequence_.size(); ++peer) {
-    send_bytes(static_cast<int>(peer), MessageKind::kFailure, runtime::encode(failure));
+  for (int peer = 0; peer < inbox_->size(); ++peer) {
+    send_bytes(peer, MessageKind::kFailure, runtime::encode(failure));
   }
 }
 
@@ -363,18 +383,52 @@ runtime::Failure RemoteLink::failure() const {
 }
 
 void RemoteLink::send_note(Note note) {
+  const std::lock_guard lock(connections_->mutex());
   connections_->send(note.to, message(channel_, 0, MessageKind::kNote, std::move(note.text)));
 }
 
-void RemoteLink::listen(TakeNote take) {
+void RemoteLink::listen(TakeNote take, LetCome let_come) {
   const std::lock_guard lock(connections_->mutex());
-  if (!take) return inbox_->listen({});
-  inbox_->listen([connections = connections_.get(), channel = channel_, take = std::move(take)](
-                     int source, std::span<const std::byte> text) {
-    for (Note& note : take(source, text)) {
-      connections->answer(note.to, message(channel, 0, MessageKind::kNote, std::move(note.text)));
-    }
-  });
+  if (!take) return inbox_->listen({}, {});
+  inbox_->listen(
+      [connections = connections_.get(), channel = channel_, take = std::move(take)](
+          int source, std::span<const std::byte> text) {
+        for (Note& note : take(source, text)) {
+          connections->answer(note.to,
+                              message(channel, 0, MessageKind::kNote, std::move(note.text)));
+        }
+      },
+      std::move(let_come));
+}
+
+std::shared_ptr<void> RemoteLink::open_door(int rank, const std::string& address,
+                                            Describe describe) {
+  const std::string who = "rank " + std::to_string(rank);
+  if (secret_.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                who +
+                    " has a door_address, but its communicator has no secret: whoever reaches the "
+                    "address could join");
+  }
+  if (!connections_->door().expired()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a communicator across hosts has one buffer that processes may join; another needs "
+                "a communicator of its own");
+  }
+  const auto door = std::make_shared<NetDoor>(
+      address, secret_, who,
+      [this, rank, describe = std::move(describe)](int visitor) -> std::vector<std::byte> {
+        const bool may_be = visitor >= 0 && visitor < inbox_->size();
+        if (visitor == rank || (may_be && !inbox_->is_lost(visitor))) {
+          throw Error(ErrorInfo{.code = ErrorCode::kOrder, .phase = Phase::kSetup, .peer = visitor},
+                      "rank " + std::to_string(visitor) +
+                          " is there already: another process is that rank");
+        }
+        return encode(Invitation{
+            .channel = channel_, .book = connections_->book(), .situation = describe(visitor)});
+      });
+  connections_->door() = door;
+  return door;
 }
 
 void RemoteLink::shut(int peer) {
@@ -384,7 +438,7 @@ void RemoteLink::shut(int peer) {
 
 void RemoteLink::admit(int peer, std::optional<layout::Epoch> from) {
   const std::lock_guard lock(connections_->mutex());
-  inbox_->admit(peer, from);
+  inbox_->admit(peer, from, num_starts_);
 }
 
 Connections::Message RemoteLink::message(std::uint32_t channel, std::uint64_t sequence,

@@ -2,9 +2,11 @@
 // messages, and what peers send put into this rank's memory in the order it was sent.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/net/connections.h"
@@ -49,7 +51,9 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
   std::optional<Delivery> accept(int source, std::span<const std::byte> header,
                                  std::size_t payload_bytes) override;
   void peer_lost(int peer) override;
+  bool let_come(int peer, bool was_there) override;
 
+  [[nodiscard]] int size() const { return static_cast<int>(peers_.size()); }
   [[nodiscard]] const runtime::RemoteMemory& memory() const { return memory_; }
   [[nodiscard]] std::byte* staging(int parity) const {
     return staging_.get() + parity * memory_.staging_bytes;
@@ -77,20 +81,28 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     return peers_[peer].num_leaving[parity];
   }
 
+  // Under the connections' mutex: the number of the next message to `peer`.
+  [[nodiscard]] std::uint64_t next_to(int peer) { return peers_[peer].num_sent++; }
+
   // As RemotePeers' of these names; those in the second line under the connections' mutex.
   void heed(int peer, bool is_heeded) {
     peers_[peer].is_heeded.store(is_heeded, std::memory_order_relaxed);
   }
   void shut(int peer) { peers_[peer].gate = Gate{.is_shut = true}; }
-  void admit(int peer, std::optional<layout::Epoch> from) {
+  // `num_starts`: new starts that this rank knows of, and so whoever is let in.
+  void admit(int peer, std::optional<layout::Epoch> from, std::uint32_t num_starts) {
     peers_[peer].gate = Gate{.from = from};
+    peers_[peer].last_start = std::max(peers_[peer].last_start, num_starts);
   }
   [[nodiscard]] bool is_receiving(int peer) const {
     return peers_[peer].num_receiving.load(std::memory_order_acquire) > 0;
   }
   // Under the connections' mutex, which also whoever listens is called with.
-  using Listener = std::function<void(int source, std::span<const std::byte> text)>;
-  void listen(Listener listener) { listener_ = std::move(listener); }
+  using TakeText = std::function<void(int source, std::span<const std::byte> text)>;
+  void listen(TakeText take, runtime::RemotePeers::LetCome let_come) {
+    take_text_ = std::move(take);
+    let_come_ = std::move(let_come);
+  }
 
  private:
   // Which operations' rows and words are taken.
@@ -105,6 +117,7 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     Gate gate;
     std::atomic<bool> is_heeded = true;
     std::atomic<std::int64_t> num_receiving = 0;  // rows into this rank's memory
+    std::uint32_t life = 0;                       // how many processes have been it before
     std::uint64_t next = 0;                       // the first message that has not taken effect
     std::map<std::uint64_t, std::function<void()>> waiting;  // of later ones that are here
     std::atomic<bool> lost = false;
@@ -112,10 +125,17 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     std::atomic<layout::Word> starts[2] = {0, 0};
     std::uint32_t last_start = 0;
     std::atomic<std::int64_t> num_leaving[2] = {0, 0};
+    std::uint64_t num_sent = 0;  // to this peer
   };
 
-  // The message `sequence` is here; what it and its successors do is done in their order.
-  void arrived(int source, std::uint64_t sequence, std::function<void()> effect);
+  // Which message of which peer.
+  struct Origin {
+    int source = 0;
+    std::uint32_t life = 0;  // of the process that was that peer then
+    std::uint64_t sequence = 0;
+  };
+  // It is here; what it and its successors do is done in their order.
+  void arrived(const Origin& origin, std::function<void()> effect);
   void take_effect(int source, MessageKind kind, std::span<const std::byte> payload);
   void take_note(int source, std::span<const std::byte> text);
   void fail(std::uint32_t start, runtime::Failure failure);
@@ -124,7 +144,8 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
   void lose(int peer);
 
   runtime::RemoteMemory memory_;
-  Listener listener_;
+  TakeText take_text_;
+  runtime::RemotePeers::LetCome let_come_;
   std::shared_ptr<std::byte> staging_;
   std::shared_ptr<std::byte> landing_;
   std::vector<Peer> peers_;
@@ -135,8 +156,9 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
 
 class RemoteLink final : public runtime::RemotePeers {
  public:
+  // `secret`: of those who may knock at a door; empty where there can be none.
   RemoteLink(std::shared_ptr<Connections> connections, std::uint32_t channel, int size,
-             runtime::RemoteMemory memory);
+             runtime::RemoteMemory memory, std::string secret);
   ~RemoteLink() override;
 
   [[nodiscard]] std::byte* staging(int parity) override { return inbox_->staging(parity); }
@@ -161,11 +183,18 @@ class RemoteLink final : public runtime::RemotePeers {
   void send_note_in_order(Note note) override {
     send_bytes(note.to, MessageKind::kNoteInOrder, std::move(note.text));
   }
-  void listen(TakeNote take) override;
+  void listen(TakeNote take, LetCome let_come) override;
   void heed(int peer, bool is_heeded) override { inbox_->heed(peer, is_heeded); }
   void shut(int peer) override;
   void admit(int peer, std::optional<layout::Epoch> from) override;
   [[nodiscard]] bool is_receiving(int peer) const override { return inbox_->is_receiving(peer); }
+  [[nodiscard]] std::shared_ptr<void> open_door(int rank, const std::string& address,
+                                                Describe describe) override;
+  void say_hello(int peer) override { connections_->say_hello(peer, channel_); }
+  [[nodiscard]] bool has_met(int peer) const override {
+    const std::lock_guard lock(connections_->mutex());
+    return connections_->has_met(peer);
+  }
   void progress() override { connections_->progress(); }
   void rest() override { connections_->rest(); }
   void leave() override { connections_->leave(); }
@@ -175,20 +204,17 @@ class RemoteLink final : public runtime::RemotePeers {
                                                     MessageKind kind,
                                                     std::vector<std::byte> payload);
   void send_bytes(int peer, MessageKind kind, std::vector<std::byte> payload) {
-    connections_->send(peer, message(channel_, next_sequence(peer), kind, std::move(payload)));
+    const std::lock_guard lock(connections_->mutex());
+    if (!connections_->has_met(peer)) return;  // and no number is missing later
+    connections_->send(peer, message(channel_, inbox_->next_to(peer), kind, std::move(payload)));
   }
   void send_rows(int peer, const Rows& rows, MessageKind kind,
                  std::span<const std::int32_t> sources, std::int64_t sources_offset);
-  [[nodiscard]] std::uint64_t next_sequence(int peer) {
-    return sequence_[peer].fetch_add(1, std::memory_order_relaxed);
-  }
 
   std::shared_ptr<Connections> connections_;
   std::uint32_t channel_;
   std::shared_ptr<Inbox> inbox_;
-  // By peer: of the next message. Relaxed: the receiver brings messages into the order of their
-  // numbers, whichever thread is the first to send.
-  std::vector<std::atomic<std::uint64_t>> sequence_;
+  std::string secret_;
   std::atomic<std::uint32_t> num_starts_ = 0;  // made after failures
   std::uint32_t num_comings_ = 0;              // to new starts: that many, or one more
 };

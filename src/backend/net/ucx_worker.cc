@@ -140,4 +140,12 @@ void UcxWorker::close(ucp_ep_h endpoint, bool is_broken) {
   wait(ucp_ep_close_nbx(endpoint, &params));
 }
 
+void UcxWorker::drop(ucp_ep_h endpoint) {
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  void* const request = ucp_ep_close_nbx(endpoint, &params);
+  if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);  // it goes once it has ended
+}
+
 }  // namespace tandem::net

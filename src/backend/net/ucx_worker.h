@@ -38,6 +38,8 @@ class UcxWorker {
 
   // Closes an endpoint: at once if it is broken, else when all has left, or after a second.
   void close(ucp_ep_h endpoint, bool is_broken);
+  // The same, whatever has not left, and does not wait.
+  void drop(ucp_ep_h endpoint);
 
  private:
   // For the end of a request, at most a second.

@@ -151,7 +151,7 @@ TEST_F(InboxTest, DropsRowsAndWordsOfAPeerThatIsShutOut) {
   EXPECT_FALSE(block_.first_change());
 
   // Let in from operation 8 on: what comes of those before it was sent before it was masked.
-  inbox_->admit(1, 8);
+  inbox_->admit(1, 8, 0);
   EXPECT_FALSE(receive(rows, MessageKind::kToLanding, 7));
   EXPECT_TRUE(receive(word_of(7)));
   EXPECT_FALSE(block_.first_change());
@@ -188,10 +188,12 @@ TEST_F(InboxTest, OfAPeerThatIsMaskedNoFailureIsHeard) {
 
 TEST_F(InboxTest, NotesComeAtOnceOrInOrder) {
   std::string heard;
-  inbox_->listen([&](int source, std::span<const std::byte> text) {
-    EXPECT_EQ(source, 1);
-    heard += static_cast<char>(text[0]);
-  });
+  inbox_->listen(
+      [&](int source, std::span<const std::byte> text) {
+        EXPECT_EQ(source, 1);
+        heard += static_cast<char>(text[0]);
+      },
+      {});
   sequence_ = 1;
   EXPECT_TRUE(receive({std::byte{'b'}}, MessageKind::kNoteInOrder));
   EXPECT_TRUE(receive({std::byte{'a'}}, MessageKind::kNote));
@@ -199,9 +201,70 @@ TEST_F(InboxTest, NotesComeAtOnceOrInOrder) {
   sequence_ = 0;
   EXPECT_TRUE(receive(words(8, 2, 2)));
   EXPECT_EQ(heard, "ab");
-  inbox_->listen({});
+  inbox_->listen({}, {});
   EXPECT_TRUE(receive({std::byte{'c'}}, MessageKind::kNote));
   EXPECT_EQ(heard, "ab");
+}
+
+// Of a peer that has gone nothing counts for the process in its place: neither what waited for its
+// turn, nor what is still on its way.
+TEST_F(InboxTest, AnotherProcessInAPeersPlaceBeginsAnew) {
+  std::string heard;
+  bool may_come = true;
+  inbox_->listen([&](int, std::span<const std::byte> text) { heard += static_cast<char>(text[0]); },
+                 [&](int peer, bool was_there) { return peer == 1 && was_there && may_come; });
+  BufferHeader header{};
+  header.kind = static_cast<std::uint32_t>(MessageKind::kNoteInOrder);
+  header.sequence = 1;
+  const auto bytes = std::as_bytes(std::span(&header, 1));
+  const auto late = inbox_->accept(1, bytes, 1);
+  header.kind = static_cast<std::uint32_t>(MessageKind::kToLanding);
+  auto rows = inbox_->accept(1, bytes, 64);
+  sequence_ = 2;
+  EXPECT_TRUE(receive({std::byte{'x'}}, MessageKind::kNoteInOrder));
+  EXPECT_EQ(inbox_->next_to(1), 0U);
+  EXPECT_EQ(inbox_->next_to(1), 1U);
+
+  EXPECT_FALSE(inbox_->let_come(1, true)) << "it is there";
+  inbox_->peer_lost(1);
+  EXPECT_FALSE(inbox_->let_come(1, true)) << "its rows are";
+  rows.reset();
+  may_come = false;
+  EXPECT_FALSE(inbox_->let_come(1, true)) << "somebody objects";
+  may_come = true;
+  EXPECT_TRUE(inbox_->let_come(1, true));
+  EXPECT_FALSE(inbox_->is_lost(1));
+  EXPECT_EQ(inbox_->next_to(1), 0U);
+
+  *late->where = std::byte{'y'};
+  late->done();
+  sequence_ = 0;
+  EXPECT_TRUE(receive({std::byte{'a'}}, MessageKind::kNoteInOrder));
+  EXPECT_TRUE(receive({std::byte{'b'}}, MessageKind::kNoteInOrder));
+  EXPECT_TRUE(receive({std::byte{'c'}}, MessageKind::kNoteInOrder));
+  EXPECT_EQ(heard, "abc");
+}
+
+// What it says of operations is not for it to say before it is let in; its failures are those since
+// the new starts that there had been then.
+TEST_F(InboxTest, AnotherProcessInAPeersPlaceIsShutOutUntilItIsLetIn) {
+  EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
+  EXPECT_TRUE(receive(coming(2, 50), MessageKind::kRecover));
+  inbox_->listen([](int, std::span<const std::byte>) {}, [](int, bool) { return true; });
+  inbox_->peer_lost(1);
+  inbox_->shut(1);
+  EXPECT_TRUE(inbox_->let_come(1, true));
+  EXPECT_FALSE(inbox_->has_come(1, 1) || inbox_->has_come(1, 2));
+  sequence_ = 0;
+  EXPECT_TRUE(receive(word_of(8)));
+  EXPECT_FALSE(block_.first_change());
+  inbox_->admit(1, 8, 2);
+  EXPECT_TRUE(receive(word_of(8)));
+  EXPECT_EQ(block_.first_change(), 8);
+  EXPECT_FALSE(inbox_->failed_since(2));
+  EXPECT_TRUE(receive(runtime::encode({.info = {.code = ErrorCode::kTimeout}, .message = "third"}),
+                      MessageKind::kFailure));
+  EXPECT_TRUE(inbox_->failed_since(2));
 }
 
 TEST_F(InboxTest, APeerThatRecoversAloneIsAFailure) {
@@ -346,10 +409,10 @@ TEST_F(CarriedInboxTest, CarriesRowsAndWordsInTheOrderSentWhateverArrivesFirst) 
 TEST_F(CarriedInboxTest, CarriesNoRowsOfOperationsBeforeThoseThatAreTakenBy) {
   accept(rows(1, MessageKind::kToLanding), 48)->done();
   accept(rows(2, MessageKind::kToBlock), 32)->done();
-  inbox_->admit(1, 8);
+  inbox_->admit(1, 8, 0);
   EXPECT_FALSE(accept(rows(0, MessageKind::kToBlock), 32));
   EXPECT_TRUE(carrier_->notes.empty());
-  inbox_->admit(1, 7);
+  inbox_->admit(1, 7, 0);
   accept(rows(3, MessageKind::kToLanding), 48)->done();
   EXPECT_EQ(carrier_->notes, (std::vector<std::string>{"landing 48 at 4112"}));
 }

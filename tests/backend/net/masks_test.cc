@@ -2,7 +2,6 @@
 // with the same ranks in the same step, and what they get is right; a part that is too small does
 // not.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +12,7 @@
 #include "runtime/launch.h"
 #include "support/hosts.h"
 #include "support/party.h"
+#include "support/shared.h"
 
 namespace tandem::test {
 namespace {
@@ -21,23 +21,6 @@ using namespace std::chrono_literals;
 
 constexpr int kMaxRanks = 5;
 constexpr int kMaxPairs = 500;
-
-// Memory that processes forked later share.
-template <typename T>
-class Shared {
- public:
-  Shared()
-      : value_(new (::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                           -1, 0)) T()) {}
-  ~Shared() { ::munmap(value_, sizeof(T)); }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  T* operator->() const { return value_; }
-  T& operator*() const { return *value_; }
-
- private:
-  T* value_;
-};
 
 // What each rank has seen: by pair of operations, whose rows its dispatch placed, a bit each.
 struct Seen {

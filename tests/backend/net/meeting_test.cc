@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/net/unused_port.h"
 #include "runtime/bootstrap.h"
 #include "runtime/launch.h"
 #include "runtime/network.h"
@@ -20,20 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A port of this host that is free now, below those that the system gives to connections: it would
-// take one of these again at any time.
-std::string free_address() {
-  static int port = 10'000 + getpid() % 2000 * 10;
-  for (;; ++port) {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    const bool is_free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-    close(fd);
-    if (is_free) return "127.0.0.1:" + std::to_string(port++);
-  }
-}
+std::string free_address() { return "127.0.0.1:" + std::to_string(test::unused_port()); }
 
 struct Joining {
   int rank = 0;

@@ -178,12 +178,19 @@ TEST(NetSetUp, CommunicatorsAndBuffersLeaveNothingBehind) {
   for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
 }
 
-TEST(NetSetUp, RanksThatMayJoinAreRefusedAcrossHosts) {
-  run_on_hosts(2, [](const Communicator& communicator) {
+TEST(NetSetUp, DoorsThatCannotBeOpenedAreRefusedOnAll) {
+  const std::string address = unused_address();
+  run_on_hosts(2, [&](const Communicator& communicator) {
     BufferOptions options{.num_experts = 4, .max_tokens = 8, .max_hidden = 64, .max_topk = 2};
-    options.max_ranks = 3;
-    runtime::require_error(ErrorCode::kUnsupported, -1, {"several hosts"},
+    options.door_address = address;
+    runtime::require_error(ErrorCode::kInvalidArgument, -1, {"door is empty"},
                            [&] { Buffer buffer(communicator, options); });
+    options.door = "a door";
+    if (communicator.rank() != 0) options.door_address = "";
+    const Buffer first(communicator, options);
+    runtime::require_error(ErrorCode::kUnsupported, communicator.rank() == 0 ? -1 : 0,
+                           {"one buffer"}, [&] { Buffer second(communicator, options); });
+    communicator.barrier();
   });
 }
 

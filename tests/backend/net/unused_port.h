@@ -1,0 +1,9 @@
+#pragma once
+
+namespace tandem::test {
+
+// A port of this machine that is free now, below those that the system gives to connections: it
+// would take one of these again at any time.
+[[nodiscard]] int unused_port();
+
+}  // namespace tandem::test
