@@ -73,8 +73,7 @@ struct BufferOptions {
   static constexpr std::chrono::nanoseconds kForever = std::chrono::nanoseconds::max();
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
 
-  // On one host: what becomes of an operation in which a rank misses the timeout
-  // (docs/failures.md).
+  // What becomes of an operation in which a rank misses the timeout (docs/failures.md).
   OnTimeout on_timeout = OnTimeout::kFail;
 
   // Processes may join the buffer later, under this name, any text. Empty: nobody may. Where all

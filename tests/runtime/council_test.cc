@@ -163,6 +163,29 @@ TEST(Council, WhoHasMissedDecisionsHearsOfThemWithTheNextOne) {
   post.expect_agreement();
 }
 
+// What the process before it has promised in its name nobody has told it.
+TEST(Council, WhoComesLaterOnlyListensUntilItTakesPart) {
+  Post post(3);
+  post.of(2).begin_late(4);
+  EXPECT_EQ(post.of(2).num_starts(), 4U);
+  post.kill(1);
+  post.propose(2, masks(2, {1}));
+  EXPECT_EQ(post.num_letters(), 0U);
+  post.propose(0, masks(0, {1}));
+  post.deliver_all();
+  EXPECT_EQ(post.num_decided(0), 0U) << "its word does not count";
+  post.of(2).take_part();
+  post.propose(0, masks(0, {1}));
+  post.deliver_all();
+  EXPECT_EQ(post.num_decided(0), 1U);
+  EXPECT_EQ(post.num_decided(2), 1U);
+
+  post.of(2).begin_late(0);
+  post.propose(0, {.kind = Change::Kind::kMask, .proposer = 0, .ranks = {2}});
+  post.deliver_all();
+  EXPECT_EQ(post.num_decided(2), 2U) << "it hears what is decided";
+}
+
 TEST(Council, LettersThatMakeNoSenseAreDropped) {
   Post post(3);
   std::minstd_rand random(1);
