@@ -104,20 +104,22 @@ std::string Judge::compare(const SoakCase& one, const Outcome& outcome,
 }
 
 const Outcome* Judge::received(const SoakCase& one, const DispatchResult& result,
-                               const Present& present, const std::vector<Present>& earlier,
-                               std::string& why) {
-  std::vector<Present> candidates{present};
-  candidates.insert(candidates.end(), earlier.begin(), earlier.end());
-  why.clear();
-  for (const Present& candidate : candidates) {
+                               const Present& present, const Present& possible, std::string& why) {
+  std::vector<std::size_t> lost;
+  for (std::size_t rank = 0; rank < present.size(); ++rank) {
+    if (possible[rank] && !present[rank]) lost.push_back(rank);
+  }
+  for (std::uint64_t counted = 0; counted < std::uint64_t{1} << lost.size(); ++counted) {
+    Present candidate = present;
+    for (std::size_t i = 0; i < lost.size(); ++i) candidate[lost[i]] = (counted >> i & 1) != 0;
     const Outcome& expected = outcome(one, candidate);
     const std::string difference = compare(one, expected, result, present);
-    if (difference.empty()) {
-      why.clear();
-      return &expected;
-    }
-    why += (why.empty() ? "" : "; with those of before, ") + difference;
+    if (counted == 0) why = difference;
+    if (!difference.empty()) continue;
+    why.clear();
+    return &expected;
   }
+  if (!lost.empty()) why += ", also with any of the lost";
   return nullptr;
 }
 

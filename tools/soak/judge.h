@@ -26,12 +26,12 @@ class Judge {
   // Lives as long as this object.
   const Outcome& outcome(const SoakCase& one, const Present& present);
 
-  // A dispatch, when `present` took part to the end. Some of those who did at its beginning may
-  // have been lost since, and rows may lie where they would with them: `earlier` are the sets that
-  // it may have begun with. Rows that the lost did not write are zeros of token -1. Returns the
-  // outcome that it is; nothing if none, and why is in `why`.
+  // A dispatch, when `present` took part to the end, and `possible` may have at its beginning. Any
+  // of those who have been lost since may count in it, so that rows lie where they would with them;
+  // rows that the lost did not write are zeros of token -1. Returns the outcome that it is; nothing
+  // if none, and why is in `why`.
   const Outcome* received(const SoakCase& one, const DispatchResult& result, const Present& present,
-                          const std::vector<Present>& earlier, std::string& why);
+                          const Present& possible, std::string& why);
 
   // A combine after it in which `present` took part. "" or what is wrong.
   std::string combined(const SoakCase& one, const Outcome& outcome, const ConstTensorView& out,

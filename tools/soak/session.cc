@@ -152,6 +152,16 @@ class Session {
     return present;
   }
 
+  // Who may have taken part in a pair at its beginning, though the handle does not say so any more.
+  // A rank that has been let in and is lost at once may be news to this one.
+  [[nodiscard]] Present possible(const Present& active, std::int64_t pair) const {
+    Present possible = before_;
+    for (std::size_t rank = 0; rank < possible.size(); ++rank) {
+      possible[rank] = possible[rank] || active[rank] || ledger_.ranks[rank].joins_at == pair;
+    }
+    return possible;
+  }
+
   // A recording is of pairs with the outputs of experts that are right if all take part.
   void record() {
     const Present everybody(before_.size(), true);
@@ -186,7 +196,7 @@ class Session {
     operation.settle();
     const Present everybody(before_.size(), true);
     std::string why;
-    if (judge_.received(one, operation.received(0), everybody, {}, why) == nullptr) {
+    if (judge_.received(one, operation.received(0), everybody, everybody, why) == nullptr) {
       return fail("recorded dispatch: " + why);
     }
     const std::string wrong = judge_.combined(one, *recorded.outcome, operation.out(), everybody);
@@ -218,7 +228,7 @@ class Session {
     const Present received_by = present(received.handle);
     std::string why;
     const Outcome* const outcome =
-        judge_.received(one, received, received_by, {before_, active}, why);
+        judge_.received(one, received, received_by, possible(active, pair), why);
     if (outcome == nullptr) return fail("dispatch: " + why);
     suffer();
     operation.take_combine_buffer(round);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
@@ -10,18 +11,21 @@
 namespace tandem::tools {
 namespace {
 
-// Of rank 0, in a dispatch and a combine in which its first expert receives rows: `spoil` may
-// change what was received, `spoil_out` what was combined.
+// Of rank 0, in a dispatch and a combine in which its first expert receives rows, and it receives
+// some of rank 1: `spoil` may change what was received, `spoil_out` what was combined. `present`
+// and `possible`: as the judge is told, while both ranks take part.
 struct Verdicts {
   std::string received;
   std::string combined;
 };
 
 Verdicts judge_one(const std::function<void(const DispatchResult&)>& spoil,
-                   const std::function<void(TensorView)>& spoil_out, const Present& present) {
-  const SoakOptions options{.ranks = 2, .timeout = std::chrono::seconds(20), .seed = 5};
+                   const std::function<void(TensorView)>& spoil_out, const Present& present,
+                   const Present& possible = {true, true}) {
+  const SoakOptions options{.ranks = 2, .timeout = std::chrono::seconds(20), .seed = 6};
   const SessionPlan plan = draw_session(options, options.seed, std::chrono::seconds(1));
   Verdicts verdicts;
+  bool is_over = false;  // written before a barrier, by rank 0
   run_threads(2, [&](const Communicator& communicator) {
     const Memory memory(Backend::kCpu);
     Buffer buffer(communicator, plan.buffer);
@@ -29,6 +33,7 @@ Verdicts judge_one(const std::function<void(const DispatchResult&)>& spoil,
     for (const SoakCase& one : plan.cases) {
       const reference::RankOutput dispatched = reference::dispatch(one.inputs.problem)[0];
       const bool serves = !dispatched.counts.empty() && dispatched.counts[0] > 0 &&
+                          std::ranges::count(dispatched.source_ranks, 1) > 0 &&
                           one.inputs.problem.ranks[0].num_tokens > 0;
       if (!serves || one.combination.zero_copy) continue;
       Operation operation(buffer, memory, one.combination, one.inputs);
@@ -38,11 +43,13 @@ Verdicts judge_one(const std::function<void(const DispatchResult&)>& spoil,
       if (judged) spoil(operation.received(0));
       std::string why;
       const Outcome* outcome = judge.received(
-          one, operation.received(0), judged ? present : Present{true, true}, {{true, true}}, why);
+          one, operation.received(0), judged ? present : Present{true, true}, possible, why);
       if (judged) verdicts.received = why;
       if (outcome == nullptr)
-        outcome = judge.received(one, operation.received(0), {true, true}, {}, why);
-      if (outcome == nullptr) return;  // rank 0 has what it wanted to know
+        outcome = judge.received(one, operation.received(0), {true, true}, {true, true}, why);
+      if (outcome == nullptr) is_over = true;  // rank 0 has what it wanted to know
+      communicator.barrier();
+      if (is_over) return;
       const auto rank = static_cast<std::size_t>(communicator.rank());
       const reference::RankOutput& rows = outcome->received[rank];
       if (rows.num_rows > 0) {
@@ -107,6 +114,12 @@ TEST(SoakJudge, AcceptsLostRowsOfALostRankOnly) {
   EXPECT_EQ(judge_one(kAsItIs, kAsItIs, {false, false}).received, "");
   EXPECT_EQ(judge_one(lose_all_rows, kAsItIs, {false, false}).received, "");
   EXPECT_NE(judge_one(lose_all_rows, kAsItIs, {true, true}).received, "");
+}
+
+TEST(SoakJudge, CountsOfALostRankAreThoseOfOneThatMayHaveBeenThere) {
+  EXPECT_EQ(judge_one(kAsItIs, kAsItIs, {true, false}).received, "");
+  const Verdicts verdicts = judge_one(kAsItIs, kAsItIs, {true, false}, {true, false});
+  EXPECT_NE(verdicts.received.find("counts differ"), std::string::npos) << verdicts.received;
 }
 
 }  // namespace
