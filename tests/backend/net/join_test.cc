@@ -56,6 +56,15 @@ class Death final : public runtime::Faults {
   std::atomic<bool>* is_near_;
 };
 
+// Takes its time before it takes note of what has been decided.
+class Slow final : public runtime::Faults {
+ public:
+  void pass(Point point, int) override {
+    if (point == Point::kAdopting) std::this_thread::sleep_for(100ms);
+  }
+  bool store(Point, int, std::atomic_ref<layout::Word>, layout::Word) override { return true; }
+};
+
 // A buffer's ranks, and further processes, each of which is to be one of them later.
 class Job {
  public:
@@ -176,7 +185,8 @@ void run_until_killed(const Job& job, Buffer& buffer, std::chrono::microseconds 
 // Ranks are killed at some moment, all at about the same; the process behind the last rank is the
 // first victim's successor, and so on.
 void expect_replacements(int num_ranks, const std::vector<int>& victims, std::vector<int> place,
-                         std::chrono::microseconds delay, std::size_t least_waiting = 1) {
+                         std::chrono::microseconds delay, std::size_t least_waiting = 1,
+                         int slow_process = -1) {
   const Job job(num_ranks, std::move(place));
   int keeper = 0;
   while (std::ranges::find(victims, keeper) != victims.end()) ++keeper;
@@ -189,7 +199,9 @@ void expect_replacements(int num_ranks, const std::vector<int>& victims, std::ve
       }
       run_until_all_are_there(job, buffer, keeper, false, least_waiting);
     } else {
-      Buffer buffer = job.join(process, victims[process - num_ranks], keeper, nullptr);
+      Slow slow;
+      Buffer buffer = job.join(process, victims[process - num_ranks], keeper,
+                               process == slow_process ? &slow : nullptr);
       run_until_all_are_there(job, buffer, keeper, true);
     }
   });
@@ -216,6 +228,13 @@ TEST(NetJoin, TwoRanksAreReplacedAtOnce) {
     for (const std::size_t least_waiting : {1, 2}) {
       expect_replacements(5, {2, 3}, {0, 1, 2, 0, 1, 3, 2}, delay, least_waiting);
     }
+  }
+}
+
+// What the one sends before the other has taken note of it would be lost.
+TEST(NetJoin, OfTwoThatAreLetInAtOnceOneMayLearnSoLate) {
+  for (const int slow_process : {5, 6}) {
+    expect_replacements(5, {2, 3}, {0, 1, 2, 0, 1, 3, 2}, 3ms, 2, slow_process);
   }
 }
 
