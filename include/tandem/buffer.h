@@ -234,7 +234,7 @@ class Buffer {
   Hook combine(ConstTensorView y, ConstTensorView topk_weights, const DispatchHandle& handle,
                TensorView out, const CombineOptions& options = {});
 
-  // --- Losing ranks and finding them again (docs/failures.md; GPUs: on one host only) ---
+  // --- Losing ranks and finding them again (docs/failures.md) ---
   //
   // Across hosts these calls, and masks on timeout, need more than half of the ranks that take
   // part, or half with the lowest; where they cannot be reached, kTimeout or kPeerLost, and the

@@ -55,6 +55,13 @@ class PyBuffer {
     return PyBuffer(std::make_shared<Buffer>(Buffer::join(rank, options)));
   }
 
+  static PyBuffer join_across_hosts(const std::string& address, const std::string& secret, int rank,
+                                    const BufferOptions& options) {
+    const nb::gil_scoped_release unlocked;
+    return PyBuffer(
+        std::make_shared<Buffer>(Buffer::join_across_hosts(address, secret, rank, options)));
+  }
+
   [[nodiscard]] const std::shared_ptr<Buffer>& get() const {
     if (!buffer_) throw Error(ErrorCode::kInvalidArgument, "the buffer was destroyed");
     return buffer_;
@@ -136,6 +143,7 @@ void bind_options(nb::module_& module) {
           [](BufferOptions& self, double seconds) { self.timeout = from_seconds(seconds); })
       .def_rw("on_timeout", &BufferOptions::on_timeout)
       .def_rw("door", &BufferOptions::door)
+      .def_rw("door_address", &BufferOptions::door_address)
       .def_rw("max_ranks", &BufferOptions::max_ranks)
       .def_rw("num_threads", &BufferOptions::num_threads)
       .def_rw("device", &BufferOptions::device)
@@ -196,6 +204,8 @@ void bind_buffer(nb::module_& module) {
            "return_hook"_a = false, "stream"_a = 0, "num_sms"_a = 0)
       .def("check", &PyBuffer::call<&Buffer::check>)
       .def_static("join", &PyBuffer::join, "rank"_a, "options"_a)
+      .def_static("join_across_hosts", &PyBuffer::join_across_hosts, "address"_a, "secret"_a,
+                  "rank"_a, "options"_a)
       .def("mask", &PyBuffer::call<&Buffer::mask, int>, "rank"_a)
       .def("unmask", &PyBuffer::call<&Buffer::unmask, int>, "rank"_a)
       .def("recover", &PyBuffer::call<&Buffer::recover>)

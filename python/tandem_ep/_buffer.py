@@ -47,6 +47,7 @@ def _options(
     timeout: float = 30.0,
     on_timeout: str = "fail",
     door: str = "",
+    door_address: str = "",
     max_ranks: int = 0,
     num_threads: int = 1,
     device: int = -1,
@@ -69,6 +70,7 @@ def _options(
     options.timeout = timeout
     options.on_timeout = _parse("on_timeout", on_timeout, _tandem.ON_TIMEOUT)
     options.door = door
+    options.door_address = door_address
     options.max_ranks = max_ranks
     options.num_threads = num_threads
     options.device = device
@@ -115,9 +117,12 @@ class Buffer:
         on_timeout: what becomes of an operation in which a rank misses the timeout or has ended:
             "fail", on every rank; or "mask": that rank is masked, and the operation ends without
             it.
-        door: a name, any text, under which processes of this user on this host may join the
-            buffer later; of one buffer at a time. Empty: nobody may. On GPUs with on_timeout
-            "mask", and ranks that are processes.
+        door: a name, any text, under which processes may join the buffer later. Empty: nobody may.
+            Where all ranks are on one host: processes of this user, one buffer at a time a name. On
+            CPUs of several hosts: one such buffer of a communicator. On GPUs of one host with
+            on_timeout "mask", and ranks that are processes.
+        door_address: where ranks are on several hosts, "host:port" where this rank can be asked by
+            a process that wants to join. Empty: it cannot. May differ per rank.
         max_ranks: ranks that there may ever be; experts and memory are shared out among that many
             (R), and those beyond the communicator's count as masked until they join. 0: as many
             as it has. As for door.
@@ -146,6 +151,7 @@ class Buffer:
         timeout: float = 30.0,
         on_timeout: str = "fail",
         door: str = "",
+        door_address: str = "",
         max_ranks: int = 0,
         num_threads: int = 1,
         device: int = -1,
@@ -157,7 +163,7 @@ class Buffer:
         self._take(_tandem.Buffer(communicator._inner, _options(**arguments)))
 
     @classmethod
-    def join(cls, rank: int, **options: Any) -> Buffer:
+    def join(cls, rank: int, *, address: str = "", secret: str = "", **options: Any) -> Buffer:
         """The end of a process (or thread) that becomes `rank` of a running buffer: in place of one
         that has ended and been masked, or as a rank that has never been there.
 
@@ -166,16 +172,24 @@ class Buffer:
 
         Args:
             rank: which, in [0, R).
+            address, secret: where ranks are on several hosts: the door_address of any rank that
+                takes part, and the secret of the communicator. Memory is shared with no other rank
+                then.
             options: as the constructor's: those of the others, with the name of their door.
 
         Raises:
-            Error: INVALID_ARGUMENT (no door named, a rank that cannot be), MISMATCH (options that
-                differ), ORDER (another process is this rank), TIMEOUT (nobody opens a door, the
-                rank is not masked, or is not let in), RESOURCE, UNSUPPORTED (on GPUs ranks that
-                are threads, or on_timeout is not "mask").
+            Error: INVALID_ARGUMENT (no door named, another secret, a rank that cannot be),
+                MISMATCH (options that differ), ORDER (another process is this rank), TIMEOUT
+                (nobody opens a door, the rank is not masked, or is not let in), RESOURCE,
+                UNSUPPORTED (with an address: a build without the network, or GPUs; else on GPUs
+                ranks that are threads, or on_timeout is not "mask").
         """
         buffer = cls.__new__(cls)
-        buffer._take(_tandem.Buffer.join(rank, _options(**options)))
+        if address:
+            inner = _tandem.Buffer.join_across_hosts(address, secret, rank, _options(**options))
+        else:
+            inner = _tandem.Buffer.join(rank, _options(**options))
+        buffer._take(inner)
         return buffer
 
     def _take(self, inner: _tandem.Buffer) -> None:

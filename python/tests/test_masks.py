@@ -222,6 +222,13 @@ def test_killed_process_is_replaced_by_another() -> None:
     assert exits == [0, -signal.SIGKILL, 0, 0]
 
 
+def test_joining_across_hosts_asks_at_the_address_or_says_what_is_lacking() -> None:
+    options = masking(door="of several hosts", timeout=0.2)
+    with pytest.raises(Error, match=r"127\.0\.0\.1:9|TANDEM_NET") as caught:
+        Buffer.join(VICTIM, address="127.0.0.1:9", secret="s", **options)  # nobody listens
+    assert caught.value.code in (ErrorCode.TIMEOUT, ErrorCode.UNSUPPORTED)
+
+
 def failed_and_recovered(communicator: Communicator) -> None:
     with Buffer(communicator, **masking(on_timeout="fail")) as buffer:
         x, idx = CASE.x[buffer.rank], CASE.idx[buffer.rank]
