@@ -69,8 +69,10 @@ class Connections {
   [[nodiscard]] std::vector<std::byte> address() const { return worker_.ucx().address(); }
   // Before anything is taken in: what the messages of this process carry.
   void start(std::uint64_t token);
-  // `has_met`: it connects to this process in any case, else once it has heard of it.
-  void connect(const Acquaintance& who, bool has_met);
+  // One that connects to this process as well.
+  void connect(const Acquaintance& who);
+  // One that does so once it has heard of this process; it may be gone by now.
+  void turn_to(const Acquaintance& who);
   // For ranks beyond those of the communicator, which have never been there.
   void make_room(int size);
 
@@ -179,6 +181,8 @@ class Connections {
 
   // --- hello.cc; with the mutex held ---
   void make_endpoint(const Acquaintance& who);
+  // The same; whoever cannot be had is lost.
+  void try_endpoint(const Acquaintance& who);
   [[nodiscard]] bool is_connected_to(const Acquaintance& who) const;
   [[nodiscard]] AddressBook list_known() const;
   void receive_coming(int peer);

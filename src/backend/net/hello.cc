@@ -21,10 +21,24 @@ struct Hello {
 
 }  // namespace
 
-void Connections::connect(const Acquaintance& who, bool has_met) {
+void Connections::connect(const Acquaintance& who) {
   const std::lock_guard lock(mutex());
   make_endpoint(who);
-  peers_[who.rank].has_met = has_met;
+  peers_[who.rank].has_met = true;
+}
+
+void Connections::turn_to(const Acquaintance& who) {
+  const std::lock_guard lock(mutex());
+  try_endpoint(who);
+}
+
+void Connections::try_endpoint(const Acquaintance& who) {
+  try {
+    make_endpoint(who);
+  } catch (const Error& error) {
+    peers_[who.rank].endpoint = nullptr;
+    lose(who.rank, error.message());
+  }
 }
 
 void Connections::make_endpoint(const Acquaintance& who) {
@@ -139,12 +153,8 @@ void Connections::receive_coming(int peer) {
         !receiver->second->let_come(peer, peers_[peer].token.has_value())) {
       return;
     }
-    try {
-      make_endpoint(coming.who);
-    } catch (const Error& error) {
-      lose(peer, error.message());
-      return;
-    }
+    try_endpoint(coming.who);
+    if (peers_[peer].lost) return;
   }
   peers_[peer].coming.reset();
   if (coming.has_said_hello) peers_[peer].has_met = true;

@@ -126,8 +126,7 @@ void NetBootstrap::connect(const Communicator::AllGather& all_gather) {
     }
     if (peer == 0) token = calling.token;
     if (peer == party_.rank) continue;
-    connections_->connect({.rank = peer, .token = token, .address = {rest.begin(), rest.end()}},
-                          true);
+    connections_->connect({.rank = peer, .token = token, .address = {rest.begin(), rest.end()}});
   }
   connections_->attach(kBootstrapChannel, exchanges_);
   connections_->start(token);
