@@ -182,6 +182,14 @@ void run_until_killed(const Job& job, Buffer& buffer, std::chrono::microseconds 
   for (;;) static_cast<void>(party.run(buffer));
 }
 
+// One of three ranks that are there from the beginning, of whom rank 1 is killed.
+void begin(const Job& job, int rank) {
+  const Communicator communicator = job.connect(rank);
+  Buffer buffer(communicator, job.options(rank));
+  if (rank == 1) run_until_killed(job, buffer, 0us);
+  run_until_all_are_there(job, buffer, 0);
+}
+
 // Ranks are killed at some moment, all at about the same; the process behind the last rank is the
 // first victim's successor, and so on.
 void expect_replacements(int num_ranks, const std::vector<int>& victims, std::vector<int> place,
@@ -246,13 +254,7 @@ TEST(NetJoin, AProcessThatIsKilledWhileItJoinsIsReplacedItself) {
     const Job job(3, {0, 1, 2, 3, 1});
     const Shared<std::atomic<bool>> is_near;
     job.run({1, 3}, [&](int process) {
-      if (process < 3) {
-        const Communicator communicator = job.connect(process);
-        Buffer buffer(communicator, job.options(process));
-        if (process == 1) run_until_killed(job, buffer, 0us);
-        run_until_all_are_there(job, buffer, 0);
-        return;
-      }
+      if (process < 3) return begin(job, process);
       Death death(point, *is_near);
       while (process == 4 && !*is_near) std::this_thread::sleep_for(1ms);
       Buffer buffer = job.join(process, 1, 0, process == 3 ? &death : nullptr);
@@ -268,13 +270,7 @@ TEST(NetJoin, OneOfManyTakesThePlace) {
   const Point points[] = {Point::kTookPlace, Point::kKnocked, Point::kBack};
   const Shared<std::atomic<bool>> is_near;
   job.run({1, 3, 4, 5}, [&](int process) {
-    if (process < 3) {
-      const Communicator communicator = job.connect(process);
-      Buffer buffer(communicator, job.options(process));
-      if (process == 1) run_until_killed(job, buffer, 0us);
-      run_until_all_are_there(job, buffer, 0);
-      return;
-    }
+    if (process < 3) return begin(job, process);
     std::optional<Death> death;
     if (process < 6) {
       death.emplace(points[process - 3], *is_near);
@@ -357,13 +353,7 @@ TEST(NetJoin, ARankBehindALinkThatWasDownComesBackAnew) {
 TEST(NetJoin, StrangersAtADoorAreSentAway) {
   const Job job(3, {0, 1, 2, 3});
   job.run({1}, [&](int process) {
-    if (process < 3) {
-      const Communicator communicator = job.connect(process);
-      Buffer buffer(communicator, job.options(process));
-      if (process == 1) run_until_killed(job, buffer, 0us);
-      run_until_all_are_there(job, buffer, 0);
-      return;
-    }
+    if (process < 3) return begin(job, process);
     const std::string& address = job.address(0);
     const std::size_t colon = address.rfind(':');
     std::mt19937 random(7);
