@@ -15,9 +15,6 @@ namespace {
 // one reading: that often in a row only if somebody scribbles on the board.
 constexpr int kMaxReadings = 1000;
 
-// Operations: more than ranks are apart, so that it is of one that nobody asks for any more.
-constexpr Epoch kFarthest = 8;
-
 // What a rank tells of its operations.
 constexpr Status kOfOperations[] = {Status::kFinishedEven, Status::kFinishedOdd, Status::kAt};
 
@@ -124,7 +121,7 @@ void Membership::forget(int rank, Epoch near) {
     note(rank, static_cast<Status>(status), 0);
   }
   for (const Status status : {Status::kFinishedEven, Status::kFinishedOdd}) {
-    note(rank, status, layout::make_word(near - kFarthest, 0));
+    note(rank, status, layout::make_word(near - kLongAgo, 0));
   }
 }
 

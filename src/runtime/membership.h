@@ -51,6 +51,11 @@ struct View {
 // Of the view that a buffer begins with.
 inline constexpr std::uint32_t kFirstGeneration = 1;
 
+// Operations. No rank that takes part is so far behind another (two at most), so what is so long
+// ago is asked for by nobody: whoever is left behind there takes part no more, whichever it has
+// come to.
+inline constexpr Epoch kLongAgo = 8;
+
 class Membership {
  public:
   // Collective. The first view: the ranks of `bootstrap` are active, further ones up to `num_ranks`

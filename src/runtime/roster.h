@@ -152,10 +152,6 @@ class Roster {
   [[nodiscard]] Seam& seam() { return membership_->seam(); }
 
  protected:
-  // Operations: whoever is left behind takes part no more, whichever it has come to. Ranks are two
-  // apart at most.
-  static constexpr Epoch kLongAgo = 8;
-
   // Has something been decided here, or gone wrong on another host?
   [[nodiscard]] bool changed() const {
     return membership_->changed() || (remote_ != nullptr && remote_->failed());

@@ -27,7 +27,6 @@ constexpr std::uint32_t kBlocksOfRelay = 1;
 
 // Operations after which the gate is moved up: its epoch is never half of all epochs away.
 constexpr layout::Epoch kGateTurn = layout::Epoch{1} << 20;
-constexpr layout::Epoch kLongAgo = 8;  // no rank that takes part is that far behind
 
 std::vector<int> ranks_on_other_hosts(runtime::Bootstrap& bootstrap) {
   const std::vector<int> here = bootstrap.host_ranks();
@@ -267,7 +266,7 @@ void Relay::resume() {
 
 void Relay::handle(const Request& request) {
   if (newest_view_) view_ = newest_view_();
-  if (request.epoch - gate_ > kGateTurn) close_to(request.epoch - kLongAgo);
+  if (request.epoch - gate_ > kGateTurn) close_to(request.epoch - runtime::kLongAgo);
   switch (request.kind) {
     case RequestKind::kHeader:
       send_header(request);
