@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,9 +17,6 @@
 
 namespace tandem::tools {
 namespace {
-
-// Exit code of a child that could not become the command.
-constexpr int kNoSuchCommand = 127;
 
 // A new network namespace, which lives while its descriptor does. A namespace belongs to a thread.
 int make_namespace() {
@@ -120,30 +118,39 @@ std::string NetworkHosts::run(int host, const std::vector<std::string>& command,
                               std::string_view input) const {
   const int in = file_of(input);
   const int out = file_of("");
-  const pid_t child = fork();
-  if (child == 0) {
-    std::vector<char*> arguments;
-    for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-    arguments.push_back(nullptr);
-    dup2(in, STDIN_FILENO);
-    dup2(out, STDOUT_FILENO);
-    dup2(out, STDERR_FILENO);
-    if (setns(descriptor(host), CLONE_NEWNET) == 0) execvp(arguments[0], arguments.data());
-    _exit(kNoSuchCommand);
-  }
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&files, out, STDERR_FILENO);
+  // Spawned, not forked: a fork's child that allocates waits for ever if another thread just did.
+  // The thread is there to be on that host, which the command then is too.
+  int problem = 0;
   int status = 0;
-  if (child > 0) {
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  std::thread([&] {
+    pid_t child = -1;
+    problem = setns(descriptor(host), CLONE_NEWNET) != 0 ? errno : 0;
+    if (problem == 0) {
+      problem = posix_spawnp(&child, arguments[0], &files, nullptr, arguments.data(), environ);
     }
-  }
-  std::string said = contents(out);
+    while (problem == 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+  }).join();
+  posix_spawn_file_actions_destroy(&files);
+  const std::string said = contents(out);
   close(in);
   close(out);
-  if (child > 0 && status == 0) return said;
-  if (child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == kNoSuchCommand) {
+  if (problem == ENOENT) {
     throw std::runtime_error(fmt::format("the command '{}' is missing", command.front()));
   }
-  throw std::runtime_error(fmt::format("'{}' failed: {}", fmt::join(command, " "), said));
+  if (problem != 0 || status != 0) {
+    throw std::runtime_error(fmt::format("'{}' failed: {}", fmt::join(command, " "),
+                                         problem != 0 ? std::strerror(problem) : said));
+  }
+  return said;
 }
 
 }  // namespace tandem::tools
