@@ -173,9 +173,7 @@ void Inbox::take_effect(int source, MessageKind kind, std::span<const std::byte>
       return;
     case MessageKind::kFailure:
       if (!peers_[source].is_heeded.load(std::memory_order_relaxed)) return;
-      if (auto failure = runtime::decode_failure(payload)) {
-        fail(peers_[source].last_start, std::move(*failure));
-      }
+      take_failure(payload);
       return;
     case MessageKind::kRecover:
       if (!peers_[source].is_heeded.load(std::memory_order_relaxed)) return;
@@ -203,6 +201,15 @@ void Inbox::fail(std::uint32_t start, runtime::Failure failure) {
   failed_after_.store(start + 1, std::memory_order_release);  // pairs with failed_since
 }
 
+void Inbox::take_failure(std::span<const std::byte> payload) {
+  std::uint32_t start = 0;
+  if (payload.size() < sizeof start) return;
+  std::memcpy(&start, payload.data(), sizeof start);
+  if (auto failure = runtime::decode_failure(payload.subspan(sizeof start))) {
+    fail(start, std::move(*failure));
+  }
+}
+
 void Inbox::come_to_recover(int source, std::span<const std::byte> payload) {
   Word word;
   if (payload.size() != sizeof word) return;
@@ -210,7 +217,6 @@ void Inbox::come_to_recover(int source, std::span<const std::byte> payload) {
   const std::uint32_t start = layout::epoch_of(word);
   Peer& peer = peers_[source];
   if (start == 0) return;
-  peer.last_start = start;
   // After all that the peer sent before. Pairs with the acquire in has_come.
   peer.starts[start % 2].store(word, std::memory_order_release);
   fail(start - 1, {.info = {.code = ErrorCode::kFailedBuffer, .peer = source},
@@ -270,7 +276,6 @@ bool Inbox::let_come(int peer, bool was_there) {
   ++before.life;
   before.next = before.num_sent = 0;
   before.waiting.clear();
-  before.last_start = 0;
   for (auto& start : before.starts) start.store(0, std::memory_order_relaxed);
   before.lost.store(false, std::memory_order_release);
   memory_.wake();
@@ -362,18 +367,24 @@ void RemoteLink::send_words_with_next(int peer, std::span<const WordRun> runs) {
 
 void RemoteLink::come_to_recover(layout::Epoch next, const std::optional<runtime::Failure>& cause) {
   if (num_comings_ > num_starts_) return;
-  ++num_comings_;
   if (cause) send_failure(*cause);
-  const Word word = layout::make_word(num_comings_, next);
+  const Word word = layout::make_word(num_comings_ + 1, next);
   const auto bytes = std::as_bytes(std::span(&word, 1));
   for (int peer = 0; peer < inbox_->size(); ++peer) {
     send_bytes(peer, MessageKind::kRecover, {bytes.begin(), bytes.end()});
   }
+  ++num_comings_;
 }
 
 void RemoteLink::send_failure(const runtime::Failure& failure) {
+  // A process that has joined does not know by itself to which new start a peer has come.
+  const std::uint32_t start = num_comings_;
+  const auto head = std::as_bytes(std::span(&start, 1));
+  std::vector<std::byte> payload(head.begin(), head.end());
+  const std::vector<std::byte> encoded = runtime::encode(failure);
+  payload.insert(payload.end(), encoded.begin(), encoded.end());
   for (int peer = 0; peer < inbox_->size(); ++peer) {
-    send_bytes(peer, MessageKind::kFailure, runtime::encode(failure));
+    send_bytes(peer, MessageKind::kFailure, payload);
   }
 }
 
@@ -438,7 +449,7 @@ void RemoteLink::shut(int peer) {
 
 void RemoteLink::admit(int peer, std::optional<layout::Epoch> from) {
   const std::lock_guard lock(connections_->mutex());
-  inbox_->admit(peer, from, num_starts_);
+  inbox_->admit(peer, from);
 }
 
 Connections::Message RemoteLink::message(std::uint32_t channel, std::uint64_t sequence,

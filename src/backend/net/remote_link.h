@@ -29,7 +29,7 @@ enum class MessageKind : std::uint32_t {
   kWords = 0,
   kToBlock = 1,  // for a carrier
   kToLanding = 2,
-  kFailure = 3,      // an encoded runtime::Failure
+  kFailure = 3,      // the number of the new start it comes behind (0: none); an encoded Failure
   kLeft = 4,         // the sender has destroyed its buffer
   kRecover = 5,      // a Word: the number of the new start it has come to, its next epoch
   kNote = 6,         // for whoever listens, at once: the sequence means nothing
@@ -89,10 +89,8 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     peers_[peer].is_heeded.store(is_heeded, std::memory_order_relaxed);
   }
   void shut(int peer) { peers_[peer].gate = Gate{.is_shut = true}; }
-  // `num_starts`: new starts that this rank knows of, and so whoever is let in.
-  void admit(int peer, std::optional<layout::Epoch> from, std::uint32_t num_starts) {
+  void admit(int peer, std::optional<layout::Epoch> from) {
     peers_[peer].gate = Gate{.from = from};
-    peers_[peer].last_start = std::max(peers_[peer].last_start, num_starts);
   }
   [[nodiscard]] bool is_receiving(int peer) const {
     return peers_[peer].num_receiving.load(std::memory_order_acquire) > 0;
@@ -123,7 +121,6 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
     std::atomic<bool> lost = false;
     // The new starts it has come to last, by parity: it is never two ahead of this rank.
     std::atomic<layout::Word> starts[2] = {0, 0};
-    std::uint32_t last_start = 0;
     std::atomic<std::int64_t> num_leaving[2] = {0, 0};
     std::uint64_t num_sent = 0;  // to this peer
   };
@@ -139,6 +136,7 @@ class Inbox final : public Receiver, public std::enable_shared_from_this<Inbox> 
   void take_effect(int source, MessageKind kind, std::span<const std::byte> payload);
   void take_note(int source, std::span<const std::byte> text);
   void fail(std::uint32_t start, runtime::Failure failure);
+  void take_failure(std::span<const std::byte> payload);
   void come_to_recover(int source, std::span<const std::byte> payload);
   void store(int source, std::span<const std::byte> runs);
   void lose(int peer);
@@ -216,7 +214,8 @@ class RemoteLink final : public runtime::RemotePeers {
   std::shared_ptr<Inbox> inbox_;
   std::string secret_;
   std::atomic<std::uint32_t> num_starts_ = 0;  // made after failures
-  std::uint32_t num_comings_ = 0;              // to new starts: that many, or one more
+  // To new starts: that many, or one more. A carrier's thread looks, whose failures are of before.
+  std::atomic<std::uint32_t> num_comings_ = 0;
 };
 
 }  // namespace tandem::net

@@ -112,20 +112,35 @@ TEST_F(InboxTest, APeerHasComeToRecoverOnceAllThatItSentBeforeIsThere) {
   EXPECT_EQ(inbox_->has_come(1, 2), 50U);
 }
 
+std::vector<std::byte> failure(std::uint32_t start, const char* message) {
+  const auto head = std::as_bytes(std::span(&start, 1));
+  std::vector<std::byte> payload(head.begin(), head.end());
+  const auto encoded = runtime::encode({.info = {.code = ErrorCode::kTimeout}, .message = message});
+  payload.insert(payload.end(), encoded.begin(), encoded.end());
+  return payload;
+}
+
 TEST_F(InboxTest, AFailureIsOfTheTimeBetweenTwoNewStarts) {
-  const auto failure = [](const char* message) {
-    return runtime::encode({.info = {.code = ErrorCode::kTimeout}, .message = message});
-  };
   EXPECT_FALSE(inbox_->failed_since(0));
-  EXPECT_TRUE(receive(failure("first"), MessageKind::kFailure));
-  EXPECT_TRUE(receive(failure("another"), MessageKind::kFailure));
+  EXPECT_TRUE(receive(failure(0, "first"), MessageKind::kFailure));
+  EXPECT_TRUE(receive(failure(0, "another"), MessageKind::kFailure));
   EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
   EXPECT_TRUE(inbox_->failed_since(0));
   EXPECT_EQ(inbox_->failure()->message, "first");
   EXPECT_FALSE(inbox_->failed_since(1));
-  EXPECT_TRUE(receive(failure("second"), MessageKind::kFailure));
+  EXPECT_TRUE(receive(failure(1, "second"), MessageKind::kFailure));
   EXPECT_TRUE(inbox_->failed_since(1));
   EXPECT_EQ(inbox_->failure()->message, "second");
+  EXPECT_TRUE(receive(std::vector<std::byte>(3), MessageKind::kFailure)) << "too short: dropped";
+}
+
+// To which new starts its peers have come, a process that joins has not heard.
+TEST_F(InboxTest, AFailureSaysBehindWhichNewStartItIs) {
+  EXPECT_TRUE(receive(failure(2, "told"), MessageKind::kFailure));
+  EXPECT_TRUE(receive(coming(3, 40), MessageKind::kRecover));
+  EXPECT_TRUE(inbox_->failed_since(2));
+  EXPECT_EQ(inbox_->failure()->message, "told");
+  EXPECT_FALSE(inbox_->failed_since(3));
 }
 
 // A word of an operation, at offset 8.
@@ -151,7 +166,7 @@ TEST_F(InboxTest, DropsRowsAndWordsOfAPeerThatIsShutOut) {
   EXPECT_FALSE(block_.first_change());
 
   // Let in from operation 8 on: what comes of those before it was sent before it was masked.
-  inbox_->admit(1, 8, 0);
+  inbox_->admit(1, 8);
   EXPECT_FALSE(receive(rows, MessageKind::kToLanding, 7));
   EXPECT_TRUE(receive(word_of(7)));
   EXPECT_FALSE(block_.first_change());
@@ -172,15 +187,13 @@ TEST_F(InboxTest, RowsAreBeingReceivedUntilTheyAreThereOrNeverWillBe) {
 }
 
 TEST_F(InboxTest, OfAPeerThatIsMaskedNoFailureIsHeard) {
-  const auto failure =
-      runtime::encode({.info = {.code = ErrorCode::kTimeout}, .message = "of a part cut off"});
   inbox_->heed(1, false);
-  EXPECT_TRUE(receive(failure, MessageKind::kFailure));
+  EXPECT_TRUE(receive(failure(0, "of a part cut off"), MessageKind::kFailure));
   EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
   EXPECT_FALSE(inbox_->failed_since(0));
   EXPECT_FALSE(inbox_->has_come(1, 1));
   inbox_->heed(1, true);
-  EXPECT_TRUE(receive(failure, MessageKind::kFailure));
+  EXPECT_TRUE(receive(failure(0, "of all"), MessageKind::kFailure));
   EXPECT_TRUE(inbox_->failed_since(0));
   inbox_->forgive();
   EXPECT_FALSE(inbox_->failed_since(0));
@@ -245,8 +258,7 @@ TEST_F(InboxTest, AnotherProcessInAPeersPlaceBeginsAnew) {
   EXPECT_EQ(heard, "abc");
 }
 
-// What it says of operations is not for it to say before it is let in; its failures are those since
-// the new starts that there had been then.
+// What it says of operations is not for it to say before it is let in.
 TEST_F(InboxTest, AnotherProcessInAPeersPlaceIsShutOutUntilItIsLetIn) {
   EXPECT_TRUE(receive(coming(1, 40), MessageKind::kRecover));
   EXPECT_TRUE(receive(coming(2, 50), MessageKind::kRecover));
@@ -258,13 +270,9 @@ TEST_F(InboxTest, AnotherProcessInAPeersPlaceIsShutOutUntilItIsLetIn) {
   sequence_ = 0;
   EXPECT_TRUE(receive(word_of(8)));
   EXPECT_FALSE(block_.first_change());
-  inbox_->admit(1, 8, 2);
+  inbox_->admit(1, 8);
   EXPECT_TRUE(receive(word_of(8)));
   EXPECT_EQ(block_.first_change(), 8);
-  EXPECT_FALSE(inbox_->failed_since(2));
-  EXPECT_TRUE(receive(runtime::encode({.info = {.code = ErrorCode::kTimeout}, .message = "third"}),
-                      MessageKind::kFailure));
-  EXPECT_TRUE(inbox_->failed_since(2));
 }
 
 TEST_F(InboxTest, APeerThatRecoversAloneIsAFailure) {
@@ -409,10 +417,10 @@ TEST_F(CarriedInboxTest, CarriesRowsAndWordsInTheOrderSentWhateverArrivesFirst) 
 TEST_F(CarriedInboxTest, CarriesNoRowsOfOperationsBeforeThoseThatAreTakenBy) {
   accept(rows(1, MessageKind::kToLanding), 48)->done();
   accept(rows(2, MessageKind::kToBlock), 32)->done();
-  inbox_->admit(1, 8, 0);
+  inbox_->admit(1, 8);
   EXPECT_FALSE(accept(rows(0, MessageKind::kToBlock), 32));
   EXPECT_TRUE(carrier_->notes.empty());
-  inbox_->admit(1, 7, 0);
+  inbox_->admit(1, 7);
   accept(rows(3, MessageKind::kToLanding), 48)->done();
   EXPECT_EQ(carrier_->notes, (std::vector<std::string>{"landing 48 at 4112"}));
 }

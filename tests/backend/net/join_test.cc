@@ -56,13 +56,17 @@ class Death final : public runtime::Faults {
   std::atomic<bool>* is_near_;
 };
 
-// Takes its time before it takes note of what has been decided.
+// Takes its time at a point.
 class Slow final : public runtime::Faults {
  public:
+  explicit Slow(Point at) : at_(at) {}
   void pass(Point point, int) override {
-    if (point == Point::kAdopting) std::this_thread::sleep_for(100ms);
+    if (point == at_) std::this_thread::sleep_for(100ms);
   }
   bool store(Point, int, std::atomic_ref<layout::Word>, layout::Word) override { return true; }
+
+ private:
+  Point at_;
 };
 
 // A buffer's ranks, and further processes, each of which is to be one of them later.
@@ -207,7 +211,7 @@ void expect_replacements(int num_ranks, const std::vector<int>& victims, std::ve
       }
       run_until_all_are_there(job, buffer, keeper, false, least_waiting);
     } else {
-      Slow slow;
+      Slow slow(Point::kAdopting);
       Buffer buffer = job.join(process, victims[process - num_ranks], keeper,
                                process == slow_process ? &slow : nullptr);
       run_until_all_are_there(job, buffer, keeper, true);
@@ -284,13 +288,14 @@ TEST(NetJoin, OneOfManyTakesThePlace) {
   });
 }
 
-// A new start, before and after a process has come: its failures are those of the starts that it
-// has been told of.
+// A new start, before and after a process has come. What fails then is told to that process, which
+// has still to look when the others have called recover().
 TEST(NetJoin, AProcessThatJoinedRecoversWithTheOthers) {
   const Job job(3, {0, 1, 2, 3});
   job.run({1}, [&](int process) {
     const int index = process < 3 ? process : 1;
     std::optional<Communicator> communicator;
+    Slow slow(Point::kHeadersSent);
     std::optional<Buffer> buffer;
     Rank rank = player(index);
     const auto fail_and_recover = [&] {
@@ -305,7 +310,7 @@ TEST(NetJoin, AProcessThatJoinedRecoversWithTheOthers) {
       fail_and_recover();
       if (process == 1) run_until_killed(job, *buffer, 0us);
     } else {
-      buffer.emplace(job.join(process, index, 0, nullptr));
+      buffer.emplace(job.join(process, index, 0, &slow));
     }
     run_until_all_are_there(job, *buffer, 0, process == 3);
     fail_and_recover();
