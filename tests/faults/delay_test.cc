@@ -53,6 +53,13 @@ struct Trial {
     }
     return true;
   }
+
+  // Where a wait that ends is an error: was it one for somebody who had to be missed?
+  [[nodiscard]] bool fair(const Error& error, int num_ranks) const {
+    if (error.code() != ErrorCode::kTimeout || !is_innocent(error.peer(), num_ranks)) return true;
+    common.open(kStarved);
+    return false;
+  }
 };
 
 // Until the victim is missed, and on until it is back.
@@ -78,6 +85,7 @@ void survive(Rank& rank, Party& party, Buffer& buffer, const Trial& trial) {
       pairs_without += seen[kVictim] ? 0 : 1;
       pairs_with += seen[kVictim] && was_missed ? 1 : 0;
     } catch (const Error& error) {
+      if (!trial.fair(error, rank.size())) return;
       ++errors;
       const bool expected = (error.code() == ErrorCode::kTimeout && error.peer() == kVictim) ||
                             (trial.has_leaver && error.code() == ErrorCode::kPeerLost);
@@ -142,14 +150,23 @@ class Delay : public testing::TestWithParam<Case> {
       options.timeout = timeout;
       Buffer buffer(rank.communicator(), options);
       Party party(rank, oracles, buffer);
-      if (!trial.fair(party.run(buffer))) return;
+      try {
+        if (!trial.fair(party.run(buffer))) return;
+      } catch (const Error& error) {  // of nobody who is late on purpose
+        if (error.code() == ErrorCode::kTimeout) common.open(kStarved);
+        throw;
+      }
       rank.barrier();
       if (has_leaver && rank.index() == num_ranks - 1) return;
       if (setting_of(point) == Setting::kMasked) {
         if (rank.index() == 0) buffer.mask(kVictim);
         rank.barrier();
       }
-      if (setting_of(point) == Setting::kRecovery) fail_together(rank, party, buffer);
+      if (setting_of(point) == Setting::kRecovery) {
+        fail_together(rank, party, buffer);
+        const std::optional<Error> failure = buffer.last_loss();
+        if (failure && failure->code() == ErrorCode::kTimeout) common.open(kStarved);
+      }
       if (rank.index() != kVictim) {
         if (setting_of(point) == Setting::kRecovery) buffer.recover();
         // Who stops while it waits has to wait for somebody.
@@ -212,6 +229,41 @@ TEST_P(Delay, WhileItRecovers) {
 
 TEST_P(Delay, WhileItIsMasked) {
   for (const Point point : points_of(Setting::kMasked)) expect_good(point, 1);
+}
+
+// Rank 0 waits for rank 2, which waits for the header of rank 1 that rank 0 has; it has been
+// waiting for that of rank 0 before.
+TEST(Blame, IsOnTheOneWhoIsWaitedForAtTheEnd) {
+  constexpr int kWaits = 3;  // gate
+  const Shape shape = entangled(3, Placement::kPacked);
+  const Oracles oracles(shape);
+  const Common common;
+  run_ranks(3, [&](Rank& rank) {
+    BufferOptions options = options_for(shape);
+    if (rank.index() == 0) options.timeout = 500ms;
+    Buffer buffer(rank.communicator(), options);
+    Party party(rank, oracles, buffer);
+    party.run(buffer);
+    Script script;
+    script.inject(party.handle());
+    rank.barrier();
+    if (rank.index() == 0) {
+      common.wait(kWaits);
+    } else if (rank.index() == 1) {
+      script.drop(Point::kHeader, 2);
+      script.at(
+          Point::kArrived, 1, [&] { common.wait(kGo); }, 2);
+    } else {
+      script.at(
+          Point::kWaiting, 1, [&] { common.open(kWaits); }, 0);
+    }
+    const ErrorInfo info = rank.expect_error(ErrorCode::kTimeout, {"rank 0 waited for rank 2"},
+                                             [&] { party.run(buffer); });
+    rank.expect_equal(info.peer, 1, "culprit");
+    common.open(kGo);
+    rank.barrier();
+    Script().inject(party.handle());
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(AtEveryPoint, Delay,

@@ -156,8 +156,9 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
     return next == peers.size();
   };
   for (bool last_chance = false; !all_ready(); last_chance = true) {
-    tell_waiting_for(context, peers[next]);
-    seam().pass(Point::kWaiting, peers[next]);
+    std::size_t noted = next;
+    tell_waiting_for(context, peers[noted]);
+    seam().pass(Point::kWaiting, peers[noted]);
     // A rank that is gone may have been ready before.
     const auto lost = [&](int peer) {
       return takes_part(peer, context.epoch) && gone(peer) && !ready(peer);
@@ -165,7 +166,10 @@ Outcome Peers::await_or_change(const Context& context, Phase phase, Epoch wanted
     const auto waited = waiter_.wait(
         [&] {
           if (remote_ != nullptr) remote_->progress();
-          return all_ready() || changed();
+          if (all_ready() || changed()) return true;
+          // Others may give up before this rank does, and blame whom it says.
+          if (noted != next) tell_waiting_for(context, peers[noted = next]);
+          return false;
         },
         [&] { return std::any_of(peers.begin() + next, peers.end(), lost); },
         [&] {
