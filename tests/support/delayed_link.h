@@ -1,13 +1,14 @@
 // A link to one of the hosts that takes its time, each way. The kernels at hand have no netem: the
-// switch's end of the link moves to a bridge of its own, and a thread carries frames between that
-// one and the switch, through two TAP devices.
+// switch's end of the link moves to a bridge of its own, and a process carries frames between that
+// one and the switch, through two TAP devices. (A thread that allocates would leave locks behind in
+// ranks that are forked beside it.)
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
-#include <thread>
 
 #include "common/network_hosts.h"
-#include "runtime/descriptor.h"
 
 namespace tandem::test {
 
@@ -20,14 +21,9 @@ class DelayedLink {
   DelayedLink& operator=(const DelayedLink&) = delete;
 
  private:
-  void carry() const;
-
   const tools::NetworkHosts& hosts_;
   int host_;
-  std::chrono::milliseconds delay_;
-  runtime::Descriptor ends_[2];  // of the TAP devices
-  runtime::Descriptor stop_;     // an eventfd
-  std::thread thread_;
+  pid_t carrier_ = -1;
 };
 
 }  // namespace tandem::test

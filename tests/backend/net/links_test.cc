@@ -1,7 +1,16 @@
 // Links that are slow, lossy, interrupted or unequal: operations take longer and come out right.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
+#include <csignal>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "support/delayed_link.h"
 #include "support/exchange.h"
@@ -117,6 +126,45 @@ TEST(NetLinks, Loss) {
   hosts().run(1, {"nft", "delete", "table", "netdev", "loss"});
 }
 
+// Ranks are forked while frames are carried, by whatever needs memory for that: if it were a thread
+// they would find the allocator locked for ever.
+TEST(NetLinks, RanksMayBeForkedBesideADelayedLink) {
+  constexpr int kNumBlocks = 1000;
+  const tools::NetworkHosts& all = hosts();
+  const pid_t parent = ::getpid();
+  const pid_t sender = ::fork();
+  if (sender == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+    all.enter(1);
+    const int fd = ::socket(AF_INET, SOCK_DGRAM, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(9);
+    to.sin_addr.s_addr = htonl(0x0a630001);  // host 0
+    const std::array<char, 1000> bytes{};
+    for (;;) {
+      static_cast<void>(::sendto(fd, bytes.data(), bytes.size(), 0,
+                                 reinterpret_cast<const sockaddr*>(&to), sizeof to));
+    }
+  }
+  {
+    const DelayedLink link(all, 1, 1ms);
+    for (int i = 0; i < 600; ++i) {
+      const auto exits = run_processes(1, [](const Communicator&) {
+        std::vector<std::unique_ptr<char[]>> blocks;
+        for (int block = 0; block < kNumBlocks; ++block) {
+          blocks.push_back(std::make_unique<char[]>(1042));
+        }
+        return 0;
+      });
+      EXPECT_EQ(exits[0].error, "");
+    }
+  }
+  ::kill(sender, SIGKILL);
+  ::waitpid(sender, nullptr, 0);
+}
+
 TEST(NetLinks, Delay) {
   constexpr auto kDelay = 5ms;
   const DelayedLink link(hosts(), 1, kDelay);
@@ -131,14 +179,19 @@ TEST(NetLinks, Delay) {
 }
 
 TEST(NetLinks, CutInMidOperationThatMendsBeforeTheTimeout) {
-  expect_operations_to_be_right(kShapes, in_turn, 20, [](Rank& rank, int round) {
-    if (rank.index() != 0 || round != 10) return;
-    // While the operation that follows is at work.
-    std::thread([] {
-      hosts().set_link(1, false);
-      std::this_thread::sleep_for(700ms);
-      hosts().set_link(1, true);
-    }).detach();
+  std::jthread cutter;
+  expect_operations_to_be_right(kShapes, in_turn, 20, [&](Rank& rank, int round) {
+    if (rank.index() != 0) return;
+    // While the operations that follow are at work. Who ran through all of them meanwhile waits, or
+    // the link would stay down when its process ends.
+    if (round == 10) {
+      cutter = std::jthread([] {
+        hosts().set_link(1, false);
+        std::this_thread::sleep_for(700ms);
+        hosts().set_link(1, true);
+      });
+    }
+    if (round == 19) cutter.join();
   });
 }
 
