@@ -276,7 +276,7 @@ TEST(Rejoin, IsRefusedWithAReason) {
   const Doors doors("refused", 2);
   run_ranks(2, [&](Rank& everyone) {
     BufferOptions options = doors.open(masking(shape), everyone, everyone.index());
-    options.timeout = ranks_share_memory() ? 200ms : 1s;
+    options.timeout = with_patience(1s);
     // As the other rank: what it listens at is free.
     BufferOptions other_options = options;
     other_options.door_address = "";

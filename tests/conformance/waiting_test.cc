@@ -2,16 +2,18 @@
 // a bounded error that says where it stood and whom it missed, and the process goes on.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "support/exchange.h"
+#include "support/shared.h"
 
 namespace tandem::test {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::nanoseconds kLimit = 400ms;
+constexpr std::chrono::nanoseconds kLimit = 1500ms;  // in which those who come are there
 constexpr int kStalled = 1;
 
 // Every rank needs every other: all experts for every token.
@@ -306,7 +308,7 @@ TEST(Waiting, CombinesThatDoNotBelongTogetherAreAMismatch) {
 }
 
 // Report: buffers made for different numbers of tokens hung in their first call. Refused when they
-// are made, on all ranks, within a second, naming rank and values.
+// are made, on all ranks, without waiting for anything, naming rank and values.
 TEST(Waiting, BuffersMadeForDifferentShapesAreRefusedOnAllRanks) {
   const Shape shape{.num_ranks = 3, .max_tokens = 64};
   const std::vector<std::pair<std::function<void(BufferOptions&)>, std::vector<std::string>>>
@@ -328,7 +330,7 @@ TEST(Waiting, BuffersMadeForDifferentShapesAreRefusedOnAllRanks) {
       all.push_back("rank 2");
       const auto start = std::chrono::steady_clock::now();
       rank.expect_error(ErrorCode::kMismatch, all, [&] { Buffer(rank.communicator(), options); });
-      rank.expect(std::chrono::steady_clock::now() - start < 1s, "told late");
+      rank.expect(std::chrono::steady_clock::now() - start < 10s, "told late");
     }
     // What may differ does not matter.
     BufferOptions options = options_for(shape);
@@ -340,19 +342,21 @@ TEST(Waiting, BuffersMadeForDifferentShapesAreRefusedOnAllRanks) {
 
 // Report: making a buffer waited without end for a rank that never came.
 TEST(Waiting, MakingABufferIsBoundedAndNamesTheMissingRank) {
+  const Shared<std::atomic<int>> num_told;
   run_ranks(3,
             [&](Rank& rank) {
               rank.barrier();
               if (rank.index() == kStalled) {
-                std::this_thread::sleep_for(1200ms);
+                while (*num_told < 2) std::this_thread::sleep_for(1ms);
                 return;
               }
               const auto start = std::chrono::steady_clock::now();
               rank.expect_error(ErrorCode::kTimeout, {"rank 1"},
                                 [&] { Buffer(rank.communicator(), options_for(entangled(3))); });
               rank.expect(std::chrono::steady_clock::now() - start < 10s, "told late");
+              ++*num_told;
             },
-            {.setup_timeout = 600ms});
+            {.setup_timeout = 3s});  // in which ranks meet before
 }
 
 // A rank that comes late harms nobody: peers wait, within their limit.

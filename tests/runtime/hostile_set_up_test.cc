@@ -43,7 +43,7 @@ Heard listen_to(int rank, const std::function<void(int fd)>& talk) {
   const Descriptor peer(ends[1]);
   std::vector<Channel> channels(rank == 0 ? 2 : 1);
   channels.back() = Channel(Descriptor(ends[0]));
-  SocketBootstrap bootstrap(rank, 2, milliseconds(50), std::move(channels));
+  SocketBootstrap bootstrap(rank, 2, milliseconds(3000), std::move(channels));
   std::atomic<bool> over = false;
   Heard outcome;
   std::thread talker([&] {
@@ -74,7 +74,10 @@ TEST(HostileSetUp, StrangersWithoutEndDoNotKeepRankZeroFromItsTimeout) {
   std::atomic<bool> over = false;
   bool still_coming = false;
   std::thread strangers([&] {
-    for (int i = 0; i < 100'000 && !over; ++i) static_cast<void>(try_connect_raw(name));
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!over && std::chrono::steady_clock::now() < limit) {
+      static_cast<void>(try_connect_raw(name));
+    }
     still_coming = over;
   });
   const auto outcomes = connect_all(name, {{.rank = 0, .size = 2, .timeout = milliseconds(50)}});

@@ -138,7 +138,7 @@ TEST(Roster, ChangesHoldFromOperationsAhead) {
 // Whoever does not come is left behind, in the past of all; the others start together.
 TEST(Roster, StartsTogetherWithoutTheMissing) {
   run_threads(3, [&](const Communicator& communicator) {
-    End end(communicator, 50ms);
+    End end(communicator, 1s);
     if (communicator.rank() != 2) {
       const Roster::Start start = end.roster.recover(40U + communicator.rank());
       EXPECT_FALSE(start.let_in);

@@ -126,7 +126,7 @@ std::chrono::nanoseconds with_patience(std::chrono::nanoseconds timeout) {
   // What ranks decide across hosts passes through a process of each, which a busy machine may keep
   // from running.
   static const int factor =
-      std::stoi(std::string(environment("TANDEM_TEST_PATIENCE", ranks_share_memory() ? "1" : "4")));
+      std::stoi(std::string(environment("TANDEM_TEST_PATIENCE", ranks_share_memory() ? "1" : "2")));
   return timeout * factor;
 }
 

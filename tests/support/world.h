@@ -5,7 +5,7 @@
 //   TANDEM_TEST_LAUNCH=threads|processes|apart|apart-threads|hosts   (default threads)
 // and for programs that are slow, under a sanitizer of GPU kernels:
 //   TANDEM_TEST_PATIENCE=N   timeouts that tests wait for are N times as long (1; without shared
-//                            memory 4)
+//                            memory 2)
 // apart: processes, or threads, that share no memory, as if each were on a host of its own; hosts:
 // processes on three hosts, which are network namespaces (support/hosts.h).
 //

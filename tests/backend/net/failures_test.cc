@@ -2,12 +2,14 @@
 // that names a culprit, in time, and ends in order.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <thread>
 
 #include "runtime/launch.h"
 #include "support/exchange.h"
 #include "support/hosts.h"
+#include "support/shared.h"
 
 namespace tandem::test {
 namespace {
@@ -53,14 +55,14 @@ TEST(NetFailures, RankThatIsKilledIsNamedByAllBeforeTheTimeout) {
         kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
         [&](const Communicator& communicator) {
           Rank rank(communicator);
-          if (rank.index() == victim) {
+          const auto start = std::chrono::steady_clock::now();
+          const Error error = operate_until_an_error(rank, scenario, 30s, [&](int round) {
+            if (rank.index() != victim || round > 0) return;
             std::thread([] {
               std::this_thread::sleep_for(300ms);
               ::raise(SIGKILL);
             }).detach();
-          }
-          const auto start = std::chrono::steady_clock::now();
-          const Error error = operate_until_an_error(rank, scenario, 30s, [](int) {});
+          });
           rank.expect(error.code() == ErrorCode::kPeerLost, error.what());
           rank.expect_equal(error.peer(), victim, error.what());
           rank.expect(std::chrono::steady_clock::now() - start < 20s, "told before the timeout");
@@ -82,7 +84,7 @@ void expect_silence_to_name_the_host(const std::function<void()>& cut,
       kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
       [&](const Communicator& communicator) {
         Rank rank(communicator);
-        const Error error = operate_until_an_error(rank, scenario, 1s, [&](int round) {
+        const Error error = operate_until_an_error(rank, scenario, 2s, [&](int round) {
           if (round == 20 && rank.index() == 0) cut();
         });
         rank.expect(error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost,
@@ -126,15 +128,18 @@ TEST(NetFailures, LossOfEverythingIsATimeoutThatNamesTheRankBehindIt) {
 // host and on others, and to the rank that was late.
 TEST(NetFailures, WhatOneRankNoticesIsToldToAllHosts) {
   const Scenario scenario = make_scenario(kShape);
+  const Shared<std::atomic<int>> num_told;
   const auto exits = run_processes(
       kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
       [&](const Communicator& communicator) {
         Rank rank(communicator);
         const auto start = std::chrono::steady_clock::now();
         const Error error =
-            operate_until_an_error(rank, scenario, rank.index() == 0 ? 400ms : 50s, [&](int round) {
-              if (round == 5 && rank.index() == 1) std::this_thread::sleep_for(2s);
+            operate_until_an_error(rank, scenario, rank.index() == 0 ? 2s : 50s, [&](int round) {
+              if (round != 5 || rank.index() != 1) return;
+              while (*num_told < kShape.num_ranks - 1) std::this_thread::sleep_for(1ms);
             });
+        ++*num_told;
         rank.expect(error.code() == ErrorCode::kTimeout, error.what());
         rank.expect_equal(error.peer(), 1, error.what());
         rank.expect(std::chrono::steady_clock::now() - start < 40s, "told before its own timeout");
@@ -189,7 +194,7 @@ void expect_new_starts(int num_rounds,
                                    [&](const Communicator& communicator) {
                                      Rank rank(communicator);
                                      BufferOptions options = options_for(shape);
-                                     options.timeout = 1s;
+                                     options.timeout = 2s;
                                      options.first_epoch = 0xfffffff0U;
                                      Buffer buffer(communicator, options);
                                      Exchange exchange(rank, scenario, buffer);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "runtime/launch.h"
@@ -22,10 +23,11 @@ constexpr Shape kShape{
 
 // What UCX makes of shared memory, and has not taken back: names in /dev/shm, and System V segments
 // that nobody has attached.
-int num_left_behind() {
-  int num_left = 0;
+std::set<std::string> left_behind() {
+  std::set<std::string> left;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    if (entry.path().filename().string().starts_with("ucx_shm")) ++num_left;
+    const std::string name = entry.path().filename();
+    if (name.starts_with("ucx_shm")) left.insert(name);
   }
   std::ifstream segments("/proc/sysvipc/shm");
   std::string line;
@@ -33,9 +35,11 @@ int num_left_behind() {
   for (long key, id, mode, size, creator, last, num_attached;
        segments >> key >> id >> mode >> size >> creator >> last >> num_attached;) {
     std::getline(segments, line);
-    if (num_attached == 0 && ::kill(static_cast<pid_t>(creator), 0) != 0) ++num_left;
+    if (num_attached == 0 && ::kill(static_cast<pid_t>(creator), 0) != 0) {
+      left.insert("segment " + std::to_string(id));
+    }
   }
-  return num_left;
+  return left;
 }
 
 void expect_victim_to_be_missed(const char* transports, int victim) {
@@ -48,7 +52,7 @@ void expect_victim_to_be_missed(const char* transports, int victim) {
         [&](std::span<const std::byte> message) { return together.all_gather(message); },
         {.timeout = 20s, .share_memory = false}));
     BufferOptions options = options_for(kShape);
-    options.timeout = 1s;
+    options.timeout = 3s;
     Buffer buffer(rank.communicator(), options);
     Exchange exchange(rank, scenario, buffer);
     exchange.run(buffer);
@@ -82,11 +86,15 @@ TEST_P(UcxSharedMemory, KilledRankIsMissedInTimeAndLeavesNothing) {
     SCOPED_TRACE(victim);
     expect_victim_to_be_missed(GetParam(), victim);
   }
-  const auto limit = std::chrono::steady_clock::now() + 10s;  // other programs' come and go
-  while (num_left_behind() > 0 && std::chrono::steady_clock::now() < limit) {
+  // Of what is there now; what other programs have comes and goes.
+  std::set<std::string> left = left_behind();
+  const auto limit = std::chrono::steady_clock::now() + 20s;
+  while (!left.empty() && std::chrono::steady_clock::now() < limit) {
     std::this_thread::sleep_for(10ms);
+    const std::set<std::string> now = left_behind();
+    std::erase_if(left, [&](const std::string& name) { return !now.contains(name); });
   }
-  EXPECT_EQ(num_left_behind(), 0);
+  EXPECT_TRUE(left.empty()) << testing::PrintToString(left);
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, UcxSharedMemory, testing::Values("posix,self", "sysv,self"),
