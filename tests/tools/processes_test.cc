@@ -242,7 +242,8 @@ TEST(Processes, StalledRankIsNamedWithTheTimeoutThatWasAskedFor) {
   const pid_t rank_1 = run.rank_1();
   ASSERT_GT(rank_1, 0);
   ASSERT_EQ(kill(rank_1, SIGSTOP), 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // the stall: longer than 2 s
+  // The stall. Its peers may have to wait for a processor to see that their 2 s are over.
+  std::this_thread::sleep_for(std::chrono::seconds(6));
   ASSERT_EQ(kill(rank_1, SIGCONT), 0);
   run.expect_failure("of 2000 ms");
 }
