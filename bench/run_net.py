@@ -2,9 +2,9 @@
 """The benchmark across hosts: Tandem beside MPI_Alltoallv and ucx_perftest, on the same links.
 
 Two hosts are network namespaces of this machine (so it needs root), joined by a veth pair, left as
-it is and shaped to 1 Gbit/s. On each link ucx_perftest is measured first, then Tandem and OpenMPI
-over TCP in turn, several times over. A case's figures, of both, are those of one round: the one in
-which Tandem's lead is the median of the rounds'. Prints a table with ratios and aims, writes JSON
+it is and shaped to 1 Gbit/s. On each link ucx_perftest is measured first, then Tandem, Tandem with
+partial sums and OpenMPI over TCP in turn, several times over. A case's figures, of all, are those of
+one round: the one in which Tandem's lead is the median of the rounds'. Prints a table with ratios and aims, writes JSON
 and a plot.
 """
 
@@ -29,6 +29,7 @@ LINKS = ("plain", "1gbit")
 ROW_BYTES = {"bf16": 2 * 7168, "fp8": 7168 + 4 * 56}
 TOPK = 8
 EXPERTS = 64
+WITH_PARTIAL_SUMS = " with partial sums"
 # Of UCX over TCP, for both contenders' sake only where they use it: docs/network.md.
 UCX = {"UCX_TLS": "tcp"}
 
@@ -128,7 +129,11 @@ def options(text_format, arguments, area):
             text_format, "--seconds", str(arguments.seconds), "--area", area]
 
 
-def run_tandem(ranks_per_host, text_format, arguments, area):
+def run_partial(ranks_per_host, text_format, arguments, area):
+    return run_tandem(ranks_per_host, text_format, arguments, area, ["--partial-sums"])
+
+
+def run_tandem(ranks_per_host, text_format, arguments, area, flags=()):
     size = 2 * ranks_per_host
     secret = secrets.token_hex(16)
     port = 20000 + secrets.randbelow(10000)
@@ -136,7 +141,8 @@ def run_tandem(ranks_per_host, text_format, arguments, area):
     for rank in range(size):
         environment = dict(os.environ, **UCX, TANDEM_RANK=str(rank), TANDEM_SIZE=str(size),
                            TANDEM_ADDRESS=f"{ADDRESSES[0]}:{port}", TANDEM_SECRET=secret)
-        command = [str(arguments.bin_dir / "tandem_cpu"), *options(text_format, arguments, area)]
+        command = [str(arguments.bin_dir / "tandem_cpu"), *flags,
+                   *options(text_format, arguments, area)]
         ranks.append(subprocess.Popen(on_host(rank // ranks_per_host, command), env=environment,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [rank.communicate(timeout=300) for rank in ranks]
@@ -191,7 +197,7 @@ def measure(arguments):
     """Returns ({link: ucx_perftest's figures}, {case: {contender: figures}})."""
     links = {}
     rounds = {}
-    contenders = {"tandem": run_tandem, "mpi": run_mpi}
+    contenders = {"tandem": run_tandem, "partial": run_partial, "mpi": run_mpi}
     for link in arguments.links:
         shape(link)
         links[link] = measure_link(link)
@@ -234,7 +240,9 @@ def make_rows(links, figures):
                          for key in ("dispatch_us", "combine_us", "pair_us", "iterations")}
         own, mpi = by_name["tandem"], by_name["mpi"]
         row["times_as_fast_as_mpi"] = {
-            operation: round(mpi[f"{operation}_us"]["median"] / own[f"{operation}_us"]["median"], 2)
+            f"{operation}{kind}": round(
+                mpi[f"{operation}_us"]["median"] / by_name[name][f"{operation}_us"]["median"], 2)
+            for name, kind in (("tandem", ""), ("partial", WITH_PARTIAL_SUMS))
             for operation in ("dispatch", "combine")}
         crossing = rows_across(tokens, ranks_per_host) * ROW_BYTES[text_format]
         speed = crossing / own["dispatch_us"]["median"] * 1e6 / (1 << 20)
@@ -268,15 +276,15 @@ def check_aims(rows):
 
 def print_table(rows):
     print("Medians of the slowest rank in us, dispatch / combine; x: times as fast as MPI.\n")
-    print(f"{'link':>6} {'ranks':>6} {'format':>6} {'T':>4}  {'Tandem':>19}  {'MPI':>19}  "
-          f"{'x disp':>6} {'x comb':>6}  {'MB/s':>7} {'of UCX':>6}")
+    print(f"{'link':>6} {'ranks':>6} {'format':>6} {'T':>4}  {'Tandem':>19}  {'partial sums':>19}  "
+          f"{'MPI':>19}  {'x':>12}  {'x, partial':>12}  {'MB/s':>7} {'of UCX':>6}")
     for row in rows:
         times = [f"{row[name]['dispatch_us']['median']:9.1f} /{row[name]['combine_us']['median']:8.1f}"
-                 for name in ("tandem", "mpi")]
-        ratio = row["times_as_fast_as_mpi"]
+                 for name in ("tandem", "partial", "mpi")]
+        ratio = list(row["times_as_fast_as_mpi"].values())
         print(f"{row['link']:>6} {'2 x ' + str(row['ranks_per_host']):>6} {row['format']:>6} "
-              f"{row['tokens']:4}  {times[0]}  {times[1]}  {ratio['dispatch']:6.2f} "
-              f"{ratio['combine']:6.2f}  {row['dispatch_mb_per_s_across']:7.1f} "
+              f"{row['tokens']:4}  {times[0]}  {times[1]}  {times[2]}  {ratio[0]:5.2f} /{ratio[1]:5.2f}"
+              f"  {ratio[2]:5.2f} /{ratio[3]:5.2f}  {row['dispatch_mb_per_s_across']:7.1f} "
               f"{row['share_of_ucx_perftest']:6.2f}")
 
 
@@ -291,7 +299,8 @@ def draw(rows, path):
         chosen = [row for row in rows
                   if (row["link"], row["ranks_per_host"]) == (link, ranks_per_host)]
         tokens = [row["tokens"] for row in chosen]
-        for name, label, colour in (("mpi", "MPI", "tab:gray"), ("tandem", "Tandem", "tab:blue")):
+        for name, label, colour in (("mpi", "MPI", "tab:gray"), ("tandem", "Tandem", "tab:blue"),
+                                    ("partial", "partial sums", "tab:green")):
             for operation, style in (("dispatch", "-"), ("combine", "--")):
                 plot.plot(tokens, [row[name][f"{operation}_us"]["median"] for row in chosen], style,
                           marker="o", color=colour, label=f"{label}, {operation}")

@@ -14,8 +14,9 @@ namespace {
 
 class TandemExchange {
  public:
-  TandemExchange(const Communicator& communicator, const Case& work)
+  TandemExchange(const Communicator& communicator, const Case& work, bool partial_sums)
       : work_(work),
+        partial_sums_(partial_sums),
         rank_(communicator.rank()),
         input_(work, rank_),
         out_(input_.x.size()),
@@ -32,7 +33,10 @@ class TandemExchange {
     result_ = buffer_.dispatch(
         view_of(std::as_const(input_).x.data(), {work_.num_tokens, work_.hidden}),
         view_of(std::as_const(input_).topk_idx.data(), {work_.num_tokens, work_.topk}),
-        {.format = work_.format, .placement = Placement::kPacked, .layout = Layout::kPacked});
+        {.format = work_.format,
+         .placement = Placement::kPacked,
+         .layout = Layout::kPacked,
+         .topk_weights = partial_sums_ ? weights() : ConstTensorView()});
     // Where the experts write is part of what they are handed: asked for, and timed, here.
     y_ = buffer_.next_combine_buffer(result_.handle, DType::kBFloat16);
   }
@@ -49,9 +53,8 @@ class TandemExchange {
   }
 
   void combine() {
-    buffer_.combine(
-        y_, view_of(std::as_const(input_).topk_weights.data(), {work_.num_tokens, work_.topk}),
-        result_.handle, view_of(out_.data(), {work_.num_tokens, work_.hidden}));
+    buffer_.combine(y_, partial_sums_ ? ConstTensorView() : weights(), result_.handle,
+                    view_of(out_.data(), {work_.num_tokens, work_.hidden}));
   }
 
   void check() const {
@@ -70,11 +73,15 @@ class TandemExchange {
   }
 
  private:
+  [[nodiscard]] ConstTensorView weights() const {
+    return view_of(input_.topk_weights.data(), {work_.num_tokens, work_.topk});
+  }
   [[nodiscard]] const std::byte* values(std::int64_t row) const {
     return result_.x.as<std::byte>() + row * result_.x.strides[0] * size_of(result_.x.dtype);
   }
 
   Case work_;
+  bool partial_sums_;
   int rank_;
   RankInput input_;
   std::vector<bfloat16> out_;
@@ -100,6 +107,8 @@ int run(int argc, char** argv) {
   app.add_option("--ranks", num_ranks, "Ranks, each a process");
   bool pin = false;
   app.add_flag("--pin", pin, "Pin ranks to cores in turn also where they outnumber the cores");
+  bool partial_sums = false;
+  app.add_flag("--partial-sums", partial_sums, "Combine by partial sums");
   CLI11_PARSE(app, argc, argv);
 
   SharedArea* const area = map_area(arguments.area);
@@ -108,7 +117,7 @@ int run(int argc, char** argv) {
     const int size = communicator.size();
     if (pin || size <= num_cores()) pin_to_core(rank % num_cores());
     for (const Case& work : cases(arguments, size)) {
-      TandemExchange exchange(communicator, work);
+      TandemExchange exchange(communicator, work, partial_sums);
       const Contender contender{.dispatch = [&] { exchange.dispatch(); },
                                 .experts = [&] { exchange.experts(); },
                                 .combine = [&] { exchange.combine(); },

@@ -146,6 +146,13 @@ struct DispatchOptions {
   int max_tokens = 0;  // M of this call, the same on every rank; 0: the buffer's
   bool return_hook = false;
 
+  // [T, K] float32, row-major: this dispatch's combine is made of partial sums. Weights travel with
+  // tokens, and each rank adds up what its experts give to a token, so that between hosts one row
+  // per token and rank goes home instead of one per expert. On every rank or on none. See combine
+  // for the sum, which is rounded once more and depends on who owns which expert. CPU ranks only
+  // (kUnsupported).
+  ConstTensorView topk_weights = {};
+
   // kSlotted placement: where the receive phase puts rows and, for fp8, scales. Shapes as those of
   // DispatchResult, rows without gaps inside; refused with kPacked placement, required with
   // kSlotted.
@@ -228,8 +235,12 @@ class Buffer {
   // expert), in float32, products and sums each rounded, in the order of k, then rounded to out's
   // dtype. Unselected k contribute nothing; a token that selected nothing gives zeros.
   //   y             the view from next_combine_buffer (zero-copy), or any tensor of that shape
-  //   (staged) topk_weights  [T, K] float32, row-major: T and K of the dispatch, else refused out
-  //   [T, H] of y's dtype; rows may be strided
+  //                 (staged)
+  //   topk_weights  [T, K] float32, row-major: T and K of the dispatch, else refused
+  //   out           [T, H] of y's dtype; rows may be strided
+  // After a dispatch with topk_weights it is the sum of the same products by rank: of each rank
+  // those of its experts, as above and rounded to y's dtype; then these in float32, in the order of
+  // each rank's first k, rounded to y's dtype. topk_weights here must then be no tensor ({}).
   // Returns the hook if asked for one, else an empty one.
   Hook combine(ConstTensorView y, ConstTensorView topk_weights, const DispatchHandle& handle,
                TensorView out, const CombineOptions& options = {});

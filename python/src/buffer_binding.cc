@@ -74,11 +74,15 @@ class PyBuffer {
   [[nodiscard]] bool is_destroyed() const { return buffer_ == nullptr; }
 
   Dispatched dispatch(const Input& x, const Input& topk_idx, DispatchOptions options,
-                      const Input* recv_x, const Input* recv_scales, std::uintptr_t stream) {
+                      const Input* topk_weights, const Input* recv_x, const Input* recv_scales,
+                      std::uintptr_t stream) {
     const std::shared_ptr<Buffer> buffer = get();
     const Backend backend = buffer->options().backend;
     const ConstTensorView x_view = require_backend(x, backend, "x");
     const ConstTensorView idx_view = require_backend(topk_idx, backend, "topk_idx");
+    if (topk_weights != nullptr) {
+      options.topk_weights = require_backend(*topk_weights, backend, "topk_weights");
+    }
     if (recv_x != nullptr) options.recv_x = require_backend(*recv_x, backend, "recv_x");
     if (recv_scales != nullptr) {
       options.recv_scales = require_backend(*recv_scales, backend, "recv_scales");
@@ -95,12 +99,15 @@ class PyBuffer {
             buffer};
   }
 
-  Hook combine(const Input& y, const Input& topk_weights, const Dispatched& dispatched,
+  Hook combine(const Input& y, const Input* topk_weights, const Dispatched& dispatched,
                const Input& out, bool return_hook, std::uintptr_t stream, int num_sms) {
     const std::shared_ptr<Buffer> buffer = get();
     const Backend backend = buffer->options().backend;
     const ConstTensorView y_view = require_backend(y, backend, "y");
-    const ConstTensorView weights_view = require_backend(topk_weights, backend, "topk_weights");
+    ConstTensorView weights_view;
+    if (topk_weights != nullptr) {
+      weights_view = require_backend(*topk_weights, backend, "topk_weights");
+    }
     const TensorView out_view = require_backend(out, backend, "out");
     const CombineOptions options{.return_hook = return_hook,
                                  .stream = reinterpret_cast<void*>(stream),  // NOLINT: as above
@@ -198,9 +205,10 @@ void bind_buffer(nb::module_& module) {
       .def_prop_ro("capacity_rows",
                    [](const PyBuffer& self) { return self.get()->capacity_rows(); })
       .def("dispatch", &PyBuffer::dispatch, "x"_a, "topk_idx"_a, "options"_a,
-           "recv_x"_a.none() = nb::none(), "recv_scales"_a.none() = nb::none(), "stream"_a = 0)
+           "topk_weights"_a.none() = nb::none(), "recv_x"_a.none() = nb::none(),
+           "recv_scales"_a.none() = nb::none(), "stream"_a = 0)
       .def("next_combine_buffer", &PyBuffer::next_combine_buffer, "dispatched"_a, "dtype"_a)
-      .def("combine", &PyBuffer::combine, "y"_a, "topk_weights"_a, "dispatched"_a, "out"_a,
+      .def("combine", &PyBuffer::combine, "y"_a, "topk_weights"_a.none(), "dispatched"_a, "out"_a,
            "return_hook"_a = false, "stream"_a = 0, "num_sms"_a = 0)
       .def("check", &PyBuffer::call<&Buffer::check>)
       .def_static("join", &PyBuffer::join, "rank"_a, "options"_a)

@@ -242,6 +242,7 @@ class Buffer:
         row_alignment: int = 1,
         max_tokens: int = 0,
         return_hook: bool = False,
+        topk_weights: Any = None,
         recv_x: Any = None,
         recv_scales: Any = None,
         stream: Any = None,
@@ -262,6 +263,9 @@ class Buffer:
             row_alignment: packed layout: each expert's first row is a multiple of it.
             max_tokens: M of this call, the same on every rank; 0: the buffer's.
             return_hook: return when everything is sent; `result.hook()` receives.
+            topk_weights: [T, K] float32, on every rank or on none: this dispatch's combine is made
+                of partial sums, and takes no weights (see combine). Across hosts it sends one row
+                per token and rank instead of one per expert. CPU ranks only.
             recv_x, recv_scales: slotted placement: arrays to receive into, with the shapes of
                 DispatchResult and no gaps; made here if not given.
             stream: CUDA: a stream (object or number) instead of the caller's current one.
@@ -271,6 +275,7 @@ class Buffer:
         handle_of_stream = self._stream(stream, framework, x)
         x_in = framework.to_input(x, "x", stream=handle_of_stream)
         idx_in = framework_of(topk_idx).to_input(topk_idx, "topk_idx", stream=handle_of_stream)
+        weights_in = self._weights(topk_weights, handle_of_stream)
         options = _tandem.DispatchOptions()
         if format is None:
             options.format = _FORMAT_OF.get(x_in.dtype, Format.BFLOAT16)
@@ -292,6 +297,7 @@ class Buffer:
             x_in,
             idx_in,
             options,
+            weights_in,
             self._output(recv_x, "recv_x", handle_of_stream),
             self._output(recv_scales, "recv_scales", handle_of_stream),
             handle_of_stream,
@@ -300,7 +306,7 @@ class Buffer:
         handle = DispatchHandle(inner, framework, x_in.device[1], dtype, topk_idx, tuple(x.shape))
         settle = functools.partial(framework.settle, inner)
         if return_hook:
-            hook = Hook(inner.hook, (x, topk_idx, recv_x, recv_scales), settle)
+            hook = Hook(inner.hook, (x, topk_idx, topk_weights, recv_x, recv_scales), settle)
             return DispatchResult(handle, hook, recv_x, recv_scales)
         settle()
         return DispatchResult(handle, None, recv_x, recv_scales)
@@ -335,11 +341,13 @@ class Buffer:
     ) -> Union[Any, tuple[Any, Hook]]:
         """Sends expert outputs home: out[t] = sum over k of topk_weights[t, k] * y(row of token
         t's k-th expert), in float32 in the order of k. Unselected k contribute nothing; a token
-        that selected nothing gives zeros.
+        that selected nothing gives zeros. After a dispatch with topk_weights: the same products
+        summed by rank, each rank's rounded to y's dtype, then these, in the order of each rank's
+        first k; rounded once more, and dependent on who owns which expert.
 
         Args:
             y: the array from next_combine_buffer (nothing is copied), or any of that shape.
-            topk_weights: [T, K] float32, T and K of the dispatch.
+            topk_weights: [T, K] float32, T and K of the dispatch; None if the dispatch had them.
             handle: of the dispatch.
             out: [T, H] of y's dtype, rows may be strided; made here if not given.
             return_hook: return when everything is sent; the hook receives.
@@ -355,9 +363,7 @@ class Buffer:
             like = y if framework is handle._framework or framework.name != "dlpack" else None
             shape = (handle._shape[0], y.shape[-1])
             out = framework.empty(shape, y_in.dtype, like)
-        weights_in = framework_of(topk_weights).to_input(
-            topk_weights, "topk_weights", stream=handle_of_stream
-        )
+        weights_in = self._weights(topk_weights, handle_of_stream)
         out_in = self._output(out, "out", handle_of_stream)
         hook = self._inner.combine(
             y_in, weights_in, handle._inner, out_in, return_hook, handle_of_stream, num_sms
@@ -457,6 +463,11 @@ class Buffer:
         if array is None:
             return None
         return framework_of(array).to_input(array, what, writable=True, stream=stream)
+
+    def _weights(self, array: Any, stream: int) -> Any:
+        if array is None:
+            return None
+        return framework_of(array).to_input(array, "topk_weights", stream=stream)
 
     def _outputs(
         self, framework: Framework, x: Any, options: Any, recv_x: Any, recv_scales: Any

@@ -169,14 +169,22 @@ def expert_output(case: Case, expert: int, row: np.ndarray, dtype: np.dtype) -> 
     return (row.astype(np.float32) * np.float32(1 + expert % 7)).astype(dtype)
 
 
-def combined(case: Case, rank: int, dtype: np.dtype) -> np.ndarray:
-    """[T, H]: the sums in float32, in the order of k, each product and sum rounded."""
+def combined(case: Case, rank: int, dtype: np.dtype, partial_sums: bool = False) -> np.ndarray:
+    """[T, H]: the sums in float32, in the order of k, each product and sum rounded; by partial sums
+    those of each rank, rounded, in the order in which a token's choices name the ranks."""
+    owner = {expert: r for r in range(case.ranks) for expert in case.experts_of(r)}
     out = np.zeros((case.tokens[rank], case.hidden), np.float32)
     for t in range(case.tokens[rank]):
+        parts: dict[int, np.ndarray] = {}
         for k in range(case.topk):
             expert = int(case.idx[rank][t, k])
             if expert < 0:
                 continue
             y = expert_output(case, expert, case.x[rank][t], dtype)
-            out[t] += case.weights[rank][t, k] * y.astype(np.float32)
+            part = parts.setdefault(
+                owner[expert] if partial_sums else 0, np.zeros(case.hidden, np.float32)
+            )
+            part += case.weights[rank][t, k] * y.astype(np.float32)
+        for part in parts.values():
+            out[t] += part.astype(dtype).astype(np.float32) if partial_sums else part
     return out.astype(dtype)

@@ -48,6 +48,7 @@ def run_pair(
     placement: str = "automatic",
     hook: bool = False,
     zero_copy: bool = False,
+    partial_sums: bool = False,
     stream: Any = None,
 ) -> list[bool]:
     """Returns who took part, by rank, in the dispatch and the combine alike."""
@@ -57,6 +58,7 @@ def run_pair(
     result = buffer.dispatch(
         x, idx, format=format, layout=layout, row_alignment=alignment, placement=placement,
         max_tokens=case.max_tokens, return_hook=hook, stream=stream,
+        topk_weights=weights if partial_sums else None,
     )  # fmt: skip
     if hook:
         assert result.hook is not None
@@ -72,12 +74,13 @@ def run_pair(
         staging = buffer.next_combine_buffer(result.handle, case.dtype)
         framework.assign(staging, y)
         y = staging
-    answer = buffer.combine(y, weights, result.handle, return_hook=hook, stream=stream)
+    given = None if partial_sums else weights
+    answer = buffer.combine(y, given, result.handle, return_hook=hook, stream=stream)
     if hook:
         answer, receive = answer
         receive()
     got = framework.to_numpy(answer)
     assert got.dtype == dtype
-    assert got.tobytes() == combined(case, rank, dtype).tobytes()
+    assert got.tobytes() == combined(case, rank, dtype, partial_sums).tobytes()
     assert result.handle.active() == active
     return active

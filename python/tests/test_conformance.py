@@ -8,7 +8,7 @@ import pytest
 
 import tandem_ep
 from frameworks import Jax, Numpy, Torch
-from oracle import Case
+from oracle import BF16, Case, combined
 from pair import buffer_options, run_pair
 
 FRAMEWORKS = [Numpy, Torch]
@@ -41,6 +41,32 @@ def test_every_dtype(framework: Any, dtype: str) -> None:
     case = Case([4, 6], 6, 129, 5, 2, dtype=dtype)
     run(case, framework, zero_copy=True)
     run(case, framework, format="fp8", placement="slotted")
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["no-hook", "hook"])
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda f: f.name)
+def test_partial_sums(framework: Any, hook: bool) -> None:
+    case = Case([4, 0, 6], 6, 129, 7, 5)
+    assert combined(case, 0, BF16).tobytes() != combined(case, 0, BF16, True).tobytes()
+    run(case, framework, hook=hook, partial_sums=True)
+
+
+def test_weights_go_with_the_dispatch_or_the_combine() -> None:
+    case = Case([4, 4], 4, 64, 4, 2)
+
+    def body(communicator: tandem_ep.Communicator) -> None:
+        weights = case.weights[communicator.rank]
+        with tandem_ep.Buffer(communicator, **buffer_options(case)) as buffer:
+            x, idx = case.x[buffer.rank], case.idx[buffer.rank]
+            for given, again in ((weights, weights), (None, None)):
+                received = buffer.dispatch(x, idx, topk_weights=given)
+                y = buffer.next_combine_buffer(received.handle)
+                with pytest.raises(tandem_ep.Error, match="topk_weights"):
+                    buffer.combine(y, again, received.handle)
+                y[:] = 0
+                buffer.combine(y, None if given is not None else weights, received.handle)
+
+    tandem_ep.run_threads(case.ranks, body)
 
 
 CASES = {

@@ -91,6 +91,13 @@ void require_dims(const char* what, const ConstTensorView& tensor, int num_dims)
   }
 }
 
+void require_weights(const ConstTensorView& topk_weights, std::int64_t num_tokens,
+                     std::int64_t topk) {
+  require_shape("topk_weights", topk_weights, {num_tokens, topk});
+  require_dtype("topk_weights", topk_weights, DType::kFloat32);
+  require_contiguous("topk_weights", topk_weights);
+}
+
 bool fits_widest(DType dtype, const BufferOptions& buffer) {
   return size_of(dtype) <= size_of(value_dtype(buffer.widest_format));
 }
@@ -225,6 +232,15 @@ DispatchArguments validate_dispatch(const ConstTensorView& x, const ConstTensorV
     refuse("topk_idx is " + std::string(name(topk_idx.dtype)) + ", must be int32 or int64");
   }
   require_contiguous("topk_idx", topk_idx);
+  if (options.topk_weights.has_value()) {
+    if (buffer.backend != Backend::kCpu) {
+      throw Error(ErrorCode::kUnsupported,
+                  "topk_weights are given to a dispatch: ranks on GPUs have no partial sums");
+    }
+    if (!buffer.combine)
+      refuse("topk_weights is given, and the buffer was made with combine = false");
+    require_weights(options.topk_weights, arguments.num_tokens, arguments.topk);
+  }
 
   const Format format = options.format;
   if (format > Format::kFp8Ue8m0) refuse("format is not one of the formats");
@@ -343,9 +359,11 @@ void validate_combine(const ConstTensorView& y, const ConstTensorView& topk_weig
     require_shape("y", y, {shape.rows.rows_each, hidden});
   }
   require_rows("y", y);
-  require_shape("topk_weights", topk_weights, {shape.num_tokens, shape.topk});
-  require_dtype("topk_weights", topk_weights, DType::kFloat32);
-  require_contiguous("topk_weights", topk_weights);
+  if (!shape.partial_sums) {
+    require_weights(topk_weights, shape.num_tokens, shape.topk);
+  } else if (topk_weights.has_value()) {
+    refuse("topk_weights is given, and the dispatch had them; must be no tensor");
+  }
   require_shape("out", out, {shape.num_tokens, hidden});
   require_dtype("out", out, y.dtype);
   require_rows("out", out);

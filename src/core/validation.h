@@ -74,6 +74,7 @@ struct CombineShape {
   std::int32_t num_tokens = 0;
   std::int32_t topk = 0;
   ResultRows rows;
+  bool partial_sums = false;
 };
 
 void validate_combine_dtype(DType dtype, const BufferOptions& buffer);

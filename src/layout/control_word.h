@@ -83,7 +83,7 @@ TANDEM_HOST_DEVICE constexpr Header decode_header(std::uint32_t value) {
 
 // Arguments that must agree, published beside the header so that a mismatch can be reported with
 // both values. `kShape` packs hidden (17 bits), top-k (7), format or dtype (3), placement (2),
-// layout (1).
+// layout (1), partial sums (1).
 enum class Argument : int {
   kMaxTokens = 0,  // M of the call (dispatch); epoch of the handle's dispatch (combine)
   kShape = 1,
@@ -97,18 +97,23 @@ struct ShapeArgument {
   std::uint32_t element = 0;  // Format of a dispatch, DType of a combine
   Placement placement = Placement::kAutomatic;
   Layout layout = Layout::kPadded;
+  bool partial_sums = false;  // weights travel with tokens
 };
 
 TANDEM_HOST_DEVICE constexpr std::uint32_t encode(const ShapeArgument& shape) {
   return static_cast<std::uint32_t>(shape.hidden) | (static_cast<std::uint32_t>(shape.topk) << 17) |
          (shape.element << 24) | (static_cast<std::uint32_t>(shape.placement) << 27) |
-         (static_cast<std::uint32_t>(shape.layout) << 29);
+         (static_cast<std::uint32_t>(shape.layout) << 29) |
+         (static_cast<std::uint32_t>(shape.partial_sums) << 30);
 }
 
 TANDEM_HOST_DEVICE constexpr ShapeArgument decode_shape(std::uint32_t value) {
   return {static_cast<std::int32_t>(value & 0x1ffffU),
-          static_cast<std::int32_t>((value >> 17) & 0x7fU), (value >> 24) & 0x7U,
-          static_cast<Placement>((value >> 27) & 0x3U), static_cast<Layout>((value >> 29) & 0x1U)};
+          static_cast<std::int32_t>((value >> 17) & 0x7fU),
+          (value >> 24) & 0x7U,
+          static_cast<Placement>((value >> 27) & 0x3U),
+          static_cast<Layout>((value >> 29) & 0x1U),
+          ((value >> 30) & 0x1U) != 0};
 }
 
 // 28-bit hash of the arguments (a 32-bit multiplicative mix of each, folded).

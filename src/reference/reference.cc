@@ -55,6 +55,12 @@ void write(std::vector<std::byte>& bytes, DType dtype, std::int64_t index, float
   }
 }
 
+float round(float value, DType dtype) {
+  std::vector<std::byte> bytes(size_of(dtype));
+  write(bytes, dtype, 0, value);
+  return read(bytes, dtype, 0);
+}
+
 // Copies `count` elements of `size` bytes.
 void copy_elements(std::vector<std::byte>& to, std::int64_t to_index,
                    const std::vector<std::byte>& from, std::int64_t from_index, std::int64_t count,
@@ -313,13 +319,29 @@ std::vector<std::vector<std::byte>> combine(const Problem& problem,
     std::vector<std::byte> out(input.num_tokens * hidden * size_of(dtype));
     for (std::int64_t token = 0; token < input.num_tokens; ++token) {
       for (std::int64_t h = 0; h < hidden; ++h) {
+        // Of the experts of one rank, or, for -1, of all.
+        const auto sum_of = [&](int rank) {
+          float sum = 0.0F;
+          for (std::int64_t k = 0; k < topk; ++k) {
+            const Place& place = places[source][token * topk + k];
+            if (place.rank < 0 || (rank >= 0 && place.rank != rank)) continue;
+            const float value = read(y[place.rank], dtype, place.row * hidden + h);
+            const float product = input.topk_weights[token * topk + k] * value;
+            sum = sum + product;  // compiled without contraction: two roundings
+          }
+          return sum;
+        };
         float sum = 0.0F;
-        for (std::int64_t k = 0; k < topk; ++k) {
-          const Place& place = places[source][token * topk + k];
-          if (place.rank < 0) continue;
-          const float value = read(y[place.rank], dtype, place.row * hidden + h);
-          const float product = input.topk_weights[token * topk + k] * value;
-          sum = sum + product;  // compiled without contraction: two roundings
+        if (problem.partial_sums) {
+          std::vector<int> seen;
+          for (std::int64_t k = 0; k < topk; ++k) {
+            const int rank = places[source][token * topk + k].rank;
+            if (rank < 0 || std::find(seen.begin(), seen.end(), rank) != seen.end()) continue;
+            seen.push_back(rank);
+            sum = sum + round(sum_of(rank), dtype);
+          }
+        } else {
+          sum = sum_of(-1);
         }
         write(out, dtype, token * hidden + h, sum);
       }

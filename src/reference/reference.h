@@ -29,6 +29,7 @@ struct Problem {
   Format format = Format::kBFloat16;
   Layout layout = Layout::kPadded;
   int row_alignment = 1;
+  bool partial_sums = false;          // of a combine: by rank
   std::vector<RankInput> ranks = {};  // [R]
 };
 
@@ -53,6 +54,8 @@ std::vector<float> dequantise(const RankOutput& output, int hidden, Format forma
 
 // y[r] are rank r's expert outputs, [num_rows, H] of `dtype` in the shape of dispatch's output.
 // Returns out[r], [T, H] of `dtype`: float32 products and sums, each rounded, in the order of k.
+// With partial_sums: of each rank's experts such a sum, rounded to `dtype`; then the sum of these,
+// in the order of each rank's first k.
 std::vector<std::vector<std::byte>> combine(const Problem& problem,
                                             const std::vector<std::vector<std::byte>>& y,
                                             DType dtype);

@@ -47,7 +47,9 @@ struct DispatchCall {
   Placement placement = Placement::kPacked;  // never kAutomatic
   Layout layout = Layout::kPadded;
   std::int32_t row_alignment = 1;
-  int half = 0;            // of the view, the handle's arrays and, later, the combine region
+  bool partial_sums = false;     // with topk_weights
+  ConstTensorView topk_weights;  // [T, K] float32
+  int half = 0;                  // of the view, the handle's arrays and, later, the combine region
   std::uint64_t id = 0;    // of the dispatch on this rank; the combine of its handle says it again
   TensorView recv_x;       // kSlotted: row-major
   TensorView recv_scales;  // kSlotted, fp8
@@ -58,12 +60,12 @@ struct DispatchCall {
 struct CombineCall {
   ConstTensorView y;  // in the combine region if zero_copy
   bool zero_copy = false;
-  ConstTensorView weights;  // [T, K] float32
+  ConstTensorView weights;  // [T, K] float32; none where the dispatch has them
   TensorView out;           // [T, H]
   DType dtype = DType::kBFloat16;
   std::int32_t hidden = 0;
-  DispatchCall
-      dispatch;  // what the handle's dispatch was called with (x, topk_idx, recv_*: don't read)
+  DispatchCall dispatch;  // what the handle's dispatch was called with (of tensors don't read what
+                          // they refer to)
   void* stream = nullptr;
   int num_sms = 0;
 };

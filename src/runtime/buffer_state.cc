@@ -193,6 +193,8 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
                   .placement = arguments.placement,
                   .layout = options.layout,
                   .row_alignment = options.layout == Layout::kPacked ? options.row_alignment : 1,
+                  .partial_sums = options.topk_weights.has_value(),
+                  .topk_weights = options.topk_weights,
                   .half = handle->dispatch.half,
                   .id = handle->dispatch.id,
                   .recv_x = options.recv_x,
@@ -316,10 +318,12 @@ Hook BufferState::combine(const ConstTensorView& y, const ConstTensorView& topk_
   require_sound();
   HandleState& state = require_handle(handle);
   const int half = state.dispatch.half;
-  core::validate_combine(
-      y, topk_weights, out,
-      {.num_tokens = state.call.num_tokens, .topk = state.call.topk, .rows = state.rows},
-      plan_.options);
+  core::validate_combine(y, topk_weights, out,
+                         {.num_tokens = state.call.num_tokens,
+                          .topk = state.call.topk,
+                          .rows = state.rows,
+                          .partial_sums = state.call.partial_sums},
+                         plan_.options);
   sequence_.require_combine(state.dispatch, options.return_hook);
 
   CombineCall call{.y = y,

@@ -196,9 +196,9 @@ INSTANTIATE_TEST_SUITE_P(, Parcels, testing::Values(Placement::kPacked, Placemen
                          [](const auto& placement) { return std::string(name(placement.param)); });
 
 TEST_P(Parcels, ARowLeavesOncePerPeerHoweverManyOfItsExpertsAreThere) {
-  dispatch({.counts = {0, 0}, .list = {0}}, {1, 1, -1, 0, 1, 0});
+  dispatch({.counts = {0, 0}, .list = {0, 0}}, {1, 1, -1, 0, 1, 0});
   ASSERT_EQ(sent_.size(), 3U);  // the list, and runs of tokens that follow each other
-  EXPECT_EQ(sent_[0].count * sent_[0].pitch, layout::Parcel::list_bytes(2, kTopk));
+  EXPECT_EQ(sent_[0].count * sent_[0].pitch, layout::Parcel::list_bytes(2, kTopk, false));
   for (const std::size_t i : {1, 2}) {
     EXPECT_EQ(sent_[i].count, 1);
     EXPECT_EQ(sent_[i].pitch, kPitch);
@@ -208,13 +208,13 @@ TEST_P(Parcels, ARowLeavesOncePerPeerHoweverManyOfItsExpertsAreThere) {
 }
 
 TEST_P(Parcels, TokensThatFollowEachOtherLeaveTogether) {
-  dispatch({.counts = {0, 0}, .list = {0}}, {-1, -1, 1, 0, 0, 1});
+  dispatch({.counts = {0, 0}, .list = {0, 0}}, {-1, -1, 1, 0, 0, 1});
   ASSERT_EQ(sent_.size(), 2U);
   EXPECT_EQ(sent_[1].count, 2);
 }
 
 TEST_P(Parcels, RowsGoToThePlacesOfATruthfulOne) {
-  ASSERT_NO_FATAL_FAILURE(dispatch({.counts = {2, 1}, .list = {2, 0, -1, 0, 2, 0, 1}}));
+  ASSERT_NO_FATAL_FAILURE(dispatch({.counts = {2, 1}, .list = {2, 0, 0, -1, 0, 2, 0, 1}}));
   EXPECT_EQ(recv_x_[kPitch], std::byte{1});
   EXPECT_EQ(recv_x_[2 * kPitch], std::byte{2});
   tokens_.resize(3);
@@ -222,20 +222,20 @@ TEST_P(Parcels, RowsGoToThePlacesOfATruthfulOne) {
 }
 
 TEST_P(Parcels, RowsBeyondTheCountsAreRefused) {
-  expect_refused({.counts = {1, 1}, .list = {2, 0, -1, 0, 2, 0, 1}});
-  expect_refused({.counts = {2, 0}, .list = {3, 0, 0, 0, 1, 0, 0, 2, 0, 0}});
+  expect_refused({.counts = {1, 1}, .list = {2, 0, 0, -1, 0, 2, 0, 1}});
+  expect_refused({.counts = {2, 0}, .list = {3, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0}});
 }
 
 TEST_P(Parcels, RowsThatAreMissingAreRefused) {
-  expect_refused({.counts = {2, 1}, .list = {1, 0, 1, 0}});
-  expect_refused({.counts = {2, 1}, .list = {0}});
+  expect_refused({.counts = {2, 1}, .list = {1, 0, 0, 1, 0}});
+  expect_refused({.counts = {2, 1}, .list = {0, 0}});
 }
 
 TEST_P(Parcels, RowsTokensAndExpertsThatThereAreNotAreRefused) {
-  expect_refused({.counts = {2, 1}, .list = {kTokens + 1, 0, -1, 0, 2, 0, 1}});
-  expect_refused({.counts = {2, 1}, .list = {-1, 0, -1, 0, 2, 0, 1}});
-  expect_refused({.counts = {2, 1}, .list = {2, kTokens, -1, 0, 2, 0, 1}});
-  expect_refused({.counts = {2, 1}, .list = {2, 0, 2, 0, 2, 0, 1}});
+  expect_refused({.counts = {2, 1}, .list = {kTokens + 1, 0, 0, -1, 0, 2, 0, 1}});
+  expect_refused({.counts = {2, 1}, .list = {-1, 0, 0, -1, 0, 2, 0, 1}});
+  expect_refused({.counts = {2, 1}, .list = {2, 0, kTokens, -1, 0, 2, 0, 1}});
+  expect_refused({.counts = {2, 1}, .list = {2, 0, 0, 2, 0, 2, 0, 1}});
 }
 
 }  // namespace

@@ -41,6 +41,8 @@ std::vector<Shape> entangled_shapes() {
   shape.format = Format::kBFloat16;
   shape.zero_copy = false;
   shapes.push_back(shape);
+  shape.partial_sums = backend_under_test() == Backend::kCpu;
+  shapes.push_back(shape);
   return shapes;
 }
 

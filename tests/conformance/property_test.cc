@@ -40,6 +40,7 @@ Shape any_operation(Shape shape) {
   shape.index_dtype = coin() ? DType::kInt32 : DType::kInt64;
   shape.combine_dtype = static_cast<DType>(in(0, 2));
   shape.zero_copy = coin();
+  shape.partial_sums = backend_under_test() == Backend::kCpu && coin();
   shape.row_gap = coin() ? in(0, 5) : 0;
   shape.routing = static_cast<Routing>(in(0, 3));
   shape.seed = *rc::gen::arbitrary<std::uint64_t>();

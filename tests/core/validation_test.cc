@@ -46,6 +46,24 @@ TEST(Validation, ResultsAreStridedByThePitch) {
   EXPECT_EQ(flat.strides, (std::array<std::int64_t, kMaxDims>{68, 1, 0}));
 }
 
+// Ranks on GPUs do not add up by rank; they say so before anything is sent.
+TEST(Validation, WeightsOfADispatchAreForRanksOnCpus) {
+  const std::vector<float> weights(4 * 2);
+  DispatchOptions options;
+  options.topk_weights = view_of(weights.data(), {4, 2});
+  BufferOptions buffer{.backend = Backend::kCuda, .num_experts = 6};
+  const std::vector<std::int32_t> idx(2);
+  const auto validate_on = [&](Backend backend) {
+    buffer.backend = backend;
+    static_cast<void>(validate_dispatch(view_of(weights.data(), {1, 8}),
+                                        view_of(idx.data(), {1, 2}), options, buffer, 2, 3, {}));
+  };
+  EXPECT_EQ(error_of([&] { validate_on(Backend::kCuda); }, "topk_weights").code,
+            ErrorCode::kUnsupported);
+  EXPECT_EQ(error_of([&] { validate_on(Backend::kCpu); }, "topk_weights has shape [4, 2]").code,
+            ErrorCode::kInvalidArgument);
+}
+
 TEST(Validation, CapacityFollowsTheDocumentedFormulas) {
   BufferOptions options{.num_experts = 7, .max_tokens = 10, .max_hidden = 100, .max_topk = 2};
   const ExpertMap experts = make_expert_map(options, 3);

@@ -6,6 +6,7 @@
 #include "core/parcel.h"
 #include "core/receive_plan.h"
 #include "fuzz/check.h"
+#include "layout/parcel.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   using namespace tandem;  // NOLINT
@@ -16,12 +17,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   const core::ExpertMap experts = core::ExpertMap::contiguous(num_experts, num_ranks);
   const core::ParcelShape shape{.max_tokens = data.ConsumeIntegralInRange(1, 4),
                                 .topk = data.ConsumeIntegralInRange(1, 3),
+                                .has_weights = data.ConsumeBool(),
                                 .source = data.ConsumeIntegralInRange(0, num_ranks - 1),
                                 .rank = data.ConsumeIntegralInRange(0, num_ranks - 1)};
 
   // What an honest source would send, and then anything.
   const std::int32_t num_rows = data.ConsumeIntegralInRange(0, shape.max_tokens);
-  std::vector<std::int32_t> list{num_rows};
+  std::vector<std::int32_t> list{num_rows, 0};
   std::vector<std::int32_t> counts(static_cast<std::size_t>(num_ranks) * num_experts);
   for (std::int32_t row = 0; row < num_rows; ++row) {
     list.push_back(row);
@@ -29,8 +31,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
       list.push_back(data.ConsumeIntegralInRange(-1, num_experts - 1));
       if (list.back() >= 0) ++counts[shape.source * num_experts + list.back()];
     }
+    if (shape.has_weights) list.resize(list.size() + static_cast<std::size_t>(shape.topk), row);
   }
-  list.resize(1 + static_cast<std::size_t>(shape.max_tokens) * (1 + shape.topk));
+  list.resize(static_cast<std::size_t>(
+      layout::Parcel::entry(shape.max_tokens, shape.topk, shape.has_weights)));
   const int num_lies = data.ConsumeIntegralInRange(0, 3);
   for (int i = 0; i < num_lies; ++i) {
     std::int32_t& number = list[data.ConsumeIntegralInRange<std::size_t>(0, list.size() - 1)];
@@ -56,11 +60,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   // On the heap, whose ends the sanitizer guards.
   if (!core::find_places(list, shape, experts, {offsets, ranges}, found)) return 0;
 
-  check(found.first.size() == found.tokens.size() + 1, "each row has places or none");
-  check(static_cast<std::int64_t>(found.tokens.size()) <= shape.max_tokens, "rows have room");
+  check(found.first.size() == found.tokens.size() + 1, "each row has places");
+  const auto num_found = static_cast<std::int64_t>(found.tokens.size());
+  check(num_found <= shape.max_tokens, "rows have room");
+  check(found.first_part >= 0 &&
+            found.first_part + num_found <= std::int64_t{shape.max_tokens} * shape.topk,
+        "parts have room");
+  check(found.weights.size() == (shape.has_weights ? found.places.size() : 0),
+        "each place has a weight or none has");
   for (std::size_t row = 0; row < found.tokens.size(); ++row) {
     check(found.tokens[row] >= 0 && found.tokens[row] < shape.max_tokens, "tokens are of the call");
-    check(found.first[row + 1] - found.first[row] <= shape.topk, "a row has K places at most");
+    const std::int64_t num_places = found.first[row + 1] - found.first[row];
+    check(num_places >= 1 && num_places <= shape.topk, "a row has 1 to K places");
   }
   std::vector<std::int64_t> expected;
   for (std::size_t local = 0; local < num_local; ++local) {

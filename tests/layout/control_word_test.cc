@@ -51,8 +51,10 @@ TEST(ControlWord, ShapeSurvivesTheRoundTripUpToItsLimits) {
       for (std::uint32_t element = 0; element < 6; ++element) {
         for (const Placement placement : {Placement::kPacked, Placement::kSlotted}) {
           for (const Layout layout : {Layout::kPadded, Layout::kPacked}) {
-            const ShapeArgument shape =
-                decode_shape(encode(ShapeArgument{hidden, topk, element, placement, layout}));
+            const bool partial_sums = layout == Layout::kPacked && element == 0;
+            const ShapeArgument shape = decode_shape(
+                encode(ShapeArgument{hidden, topk, element, placement, layout, partial_sums}));
+            EXPECT_EQ(shape.partial_sums, partial_sums);
             EXPECT_EQ(shape.hidden, hidden);
             EXPECT_EQ(shape.topk, topk);
             EXPECT_EQ(shape.element, element);

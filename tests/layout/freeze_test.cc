@@ -65,6 +65,7 @@ static_assert(encode(ShapeArgument{.hidden = 7168,
                                    .placement = Placement::kSlotted,
                                    .layout = Layout::kPacked}) ==
               (7168U | 8U << 17 | 5U << 24 | 2U << 27 | 1U << 29));
+static_assert(encode(ShapeArgument{.partial_sums = true}) == 1U << 30);
 static_assert(hash_arguments({0, 0, 0}) == 0xd5a481eU);
 static_assert(hash_arguments({128, 7168U | 8U << 17, 1}) == 0xcb64fdeU);
 

@@ -10,7 +10,7 @@ TEST(Parcel, AllRowsAndTheLongestListHaveRoom) {
   for (const std::int32_t tokens : {1, 7, 128}) {
     for (const std::int32_t topk : {1, 8, 64}) {
       const Parcel parcel({.max_tokens = tokens, .max_topk = topk, .dispatch_pitch = 112});
-      EXPECT_LE(Parcel::list_bytes(tokens, topk), parcel.rows());
+      EXPECT_LE(Parcel::list_bytes(tokens, topk, true), parcel.rows());
       EXPECT_LE(parcel.rows() + tokens * 112, parcel.size_bytes());
       EXPECT_EQ(parcel.rows() % kControlAlignment, 0);
       EXPECT_EQ(parcel.size_bytes() % kControlAlignment, 0);
@@ -19,11 +19,13 @@ TEST(Parcel, AllRowsAndTheLongestListHaveRoom) {
 }
 
 // Frozen: what ranks of one build send each other.
-TEST(Parcel, AnEntryIsATokenAndItsExpertsBehindTheNumberOfRows) {
-  static_assert(Parcel::entry(0, 8) == 1 && Parcel::entry(2, 8) == 19);
-  static_assert(Parcel::list_bytes(0, 8) == 4 && Parcel::list_bytes(3, 8) == 112);
+TEST(Parcel, AnEntryIsATokenItsExpertsAndWeightsBehindTheNumberOfRowsAndTheFirstPart) {
+  static_assert(Parcel::entry(0, 8, false) == 2 && Parcel::entry(2, 8, false) == 20);
+  static_assert(Parcel::entry(0, 8, true) == 2 && Parcel::entry(2, 8, true) == 36);
+  static_assert(Parcel::list_bytes(0, 8, false) == 8 && Parcel::list_bytes(3, 8, false) == 116);
+  static_assert(Parcel::list_bytes(3, 8, true) == 212);
   constexpr Parcel kParcel({.max_tokens = 4, .max_topk = 8, .dispatch_pitch = 32});
-  static_assert(kParcel.rows() == 256 && kParcel.size_bytes() == 384);
+  static_assert(kParcel.rows() == 384 && kParcel.size_bytes() == 512);
 }
 
 }  // namespace

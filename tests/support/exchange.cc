@@ -160,6 +160,7 @@ DispatchOptions Exchange::dispatch_options() const {
   options.max_tokens = shape().max_tokens;
   options.return_hook = shape().hook;
   options.stream = rank_.stream();
+  if (shape().partial_sums) options.topk_weights = topk_weights_;
   if (slotted()) {
     options.recv_x = received_view(recv_x_);
     if (is_fp8(shape().format)) options.recv_scales = received_view(recv_scales_);
@@ -211,8 +212,8 @@ void Exchange::provide_outputs(Buffer& buffer) {
 void Exchange::combine(Buffer& buffer) {
   out_.poison(rank_.stream());
   rank_.fence();
-  combine_hook_ =
-      buffer.combine(outputs_, topk_weights_, result_.handle, out_.view(), combine_options());
+  combine_hook_ = buffer.combine(outputs_, shape().partial_sums ? TensorView() : topk_weights_,
+                                 result_.handle, out_.view(), combine_options());
   rank_.fence();
   rank_.expect(static_cast<bool>(combine_hook_) == shape().hook, "a hook iff one was asked for");
 }

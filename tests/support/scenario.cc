@@ -109,6 +109,7 @@ reference::Problem make_problem(const Shape& shape) {
   problem.format = shape.format;
   problem.layout = shape.layout;
   problem.row_alignment = shape.row_alignment;
+  problem.partial_sums = shape.partial_sums;
   for (int rank = 0; rank < shape.num_ranks; ++rank) {
     reference::RankInput input;
     input.num_tokens = shape.tokens.empty() ? shape.max_tokens : shape.tokens[rank];
@@ -221,8 +222,9 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
                             << " layout, alignment " << shape.row_alignment << ", hook "
                             << shape.hook << ", indices " << name(shape.index_dtype) << ", combine "
                             << name(shape.combine_dtype) << ", zero-copy " << shape.zero_copy
-                            << ", row gap " << shape.row_gap << ", routing "
-                            << static_cast<int>(shape.routing) << ", seed " << shape.seed;
+                            << ", partial sums " << shape.partial_sums << ", row gap "
+                            << shape.row_gap << ", routing " << static_cast<int>(shape.routing)
+                            << ", seed " << shape.seed;
   return out;
 }
 

@@ -40,7 +40,8 @@ struct Shape {
   DType index_dtype = DType::kInt64;
   DType combine_dtype = DType::kBFloat16;
   bool zero_copy = false;
-  int row_gap = 0;  // channels between the rows of x and of out
+  bool partial_sums = false;  // weights go with tokens
+  int row_gap = 0;            // channels between the rows of x and of out
   Routing routing = Routing::kMixed;
   std::uint64_t seed = 1;
 };

@@ -67,6 +67,7 @@ SessionPlan draw_session(const SoakOptions& options, std::uint64_t seed,
         draws.once_in(4) ? 1 + draws.below(40) : 8 * (1 + draws.below(kMaxSoakHidden / 8));
     shape.topk = 1 + draws.below(kMaxSoakTopk);
     shape.masked = draws.below(10);
+    shape.partial_sums = options.backend == Backend::kCpu && draws.once_in(3);
     SoakCase one{.combination = combination, .inputs = {}};
     // What comes out of a recording is known beforehand only where all take part.
     if (!options.faults && draws.once_in(2)) one.in_recording = 1 + draws.below(kMaxInRecording);

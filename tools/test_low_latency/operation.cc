@@ -77,6 +77,7 @@ Operation::Operation(Buffer& buffer, const Memory& memory, const Combination& co
                        .layout = combination.layout,
                        .max_tokens = problem.max_tokens,
                        .return_hook = combination.hook,
+                       .topk_weights = problem.partial_sums ? weights_ : TensorView(),
                        .recv_x = recv_x_,
                        .recv_scales = recv_scales_,
                        .stream = memory.stream()};
@@ -94,7 +95,9 @@ void Operation::take_combine_buffer(int round) {
 }
 
 void Operation::combine(int round) {
-  combine_hook_ = buffer_.combine(rounds_[round].y, weights_, rounds_[round].received.handle, out_,
+  const ConstTensorView weights =
+      dispatch_options_.topk_weights.has_value() ? ConstTensorView() : weights_;
+  combine_hook_ = buffer_.combine(rounds_[round].y, weights, rounds_[round].received.handle, out_,
                                   {.return_hook = combination_.hook, .stream = memory_.stream()});
 }
 

@@ -62,6 +62,8 @@ void add_options(CLI::App& app, TestArguments& arguments) {
   add_choice(app, "--hook", arguments.hook, {"on", "off", "both"}, "split sending from receiving");
   app.add_flag("--uneven", arguments.uneven,
                "other numbers of tokens (0 among them) and experts on every rank");
+  app.add_flag("--partial-sums", arguments.partial_sums,
+               "weights go with tokens, ranks add up what their experts give (CPU ranks)");
   app.add_option("--masked", arguments.masked,
                  "selections of each rank set to -1\n(default: 10, at most a quarter of them)")
       ->check(CLI::Range(0, kMany))
@@ -102,6 +104,7 @@ TestOptions resolve(const TestArguments& arguments) {
                    .topk = arguments.topk,
                    .experts = arguments.experts,
                    .uneven = arguments.uneven,
+                   .partial_sums = arguments.partial_sums,
                    .masked = arguments.masked >= 0 ? arguments.masked : default_masked(arguments),
                    .map_seed = arguments.seed};
   if (arguments.iterations >= 0) options.iterations = arguments.iterations;

@@ -27,6 +27,7 @@ struct TestArguments {
   std::string zero_copy = "both";
   std::string hook = "both";
   bool uneven = false;
+  bool partial_sums = false;
   int masked = -1;  // -1: 10, or a quarter of the selections if those are fewer
   int iterations = -1;
   double timeout_s = 30;
@@ -57,6 +58,7 @@ struct Shape {
   int topk = 8;
   int experts = 288;
   bool uneven = false;
+  bool partial_sums = false;  // weights go with tokens
   int masked = 10;
   std::uint64_t map_seed = 1;  // of uneven experts' owners: all seeds of a run share a buffer
 };

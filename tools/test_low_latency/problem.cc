@@ -144,6 +144,7 @@ reference::Problem make_problem(const Shape& shape, std::uint64_t seed, Format f
   problem.expert_owners = expert_owners(shape);
   problem.x_dtype = token_dtype(format);
   problem.format = format;
+  problem.partial_sums = shape.partial_sums;
   const std::vector<int> counts = token_counts(shape, seed);
   for (int rank = 0; rank < shape.ranks; ++rank) {
     reference::RankInput input;

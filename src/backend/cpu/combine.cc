@@ -16,7 +16,8 @@ void CpuBuffer::fill_arguments(const runtime::CombineCall& call, Arguments& argu
                                            .topk = call.dispatch.topk,
                                            .element = static_cast<std::uint32_t>(call.dtype),
                                            .placement = call.dispatch.placement,
-                                           .layout = call.dispatch.layout});
+                                           .layout = call.dispatch.layout,
+                                           .partial_sums = call.dispatch.partial_sums});
   arguments[static_cast<int>(layout::Argument::kAlignment)] =
       static_cast<std::uint32_t>(call.dispatch.row_alignment);
 }
@@ -45,7 +46,11 @@ void CpuBuffer::send_combine(const runtime::CombineCall& call, const Context& co
     stage_rows(call);
     seam().pass(Point::kStaged);
   }
-  if (remote_) push_rows(call, context);
+  if (remote_ && call.dispatch.partial_sums) {
+    push_parts(call, context);
+  } else if (remote_) {
+    push_rows(call, context);
+  }
   half.combine_epoch = context.epoch;
   publish_header(context, call.dispatch.half, arguments, {});
 }
@@ -60,7 +65,12 @@ void CpuBuffer::receive_combine(const runtime::CombineCall& call, const Context&
   // fence keeps the reads before the look at the board.
   do {
     seam().pass(Point::kPulling);
-    pull_rows(call, context);
+    locate_outputs(call, context);
+    if (call.dispatch.partial_sums) {
+      add_parts(call, context);
+    } else {
+      add_rows(call);
+    }
     seam().pass(Point::kPulled);
     runtime::fence(std::memory_order_acquire);
   } while (peers_.update(context));
@@ -103,15 +113,11 @@ void CpuBuffer::stage_rows(const runtime::CombineCall& call) {
                });
 }
 
-void CpuBuffer::pull_rows(const runtime::CombineCall& call, const Context& context) {
+// expert_rows_: where the outputs lie for this rank's rows, which are numbered by slot.
+void CpuBuffer::locate_outputs(const runtime::CombineCall& call, const Context& context) {
   const Half& half = halves_[call.dispatch.half];
   const int parity = layout::parity(context.epoch);
-  const int topk = call.dispatch.topk;
   const std::int64_t pitch = layout::combine_pitch(call.hidden, call.dtype);
-  const auto* const weights = call.weights.as<float>();
-  auto* const out = call.out.as<std::byte>();
-  const std::int64_t out_pitch = call.out.strides[0] * size_of(call.dtype);
-
   start_own_rows(half);
   for (const int owner : owners_) {
     // The half that the owner announced; its header was acquired in await_headers.
@@ -124,7 +130,15 @@ void CpuBuffer::pull_rows(const runtime::CombineCall& call, const Context& conte
               : block(owner) + plan_.block.combine_rows(header.half) + half.begin[expert] * pitch;
     }
   }
+}
 
+void CpuBuffer::add_rows(const runtime::CombineCall& call) {
+  const Half& half = halves_[call.dispatch.half];
+  const int topk = call.dispatch.topk;
+  const std::int64_t pitch = layout::combine_pitch(call.hidden, call.dtype);
+  const auto* const weights = call.weights.as<float>();
+  auto* const out = call.out.as<std::byte>();
+  const std::int64_t out_pitch = call.out.strides[0] * size_of(call.dtype);
   workers_.run(call.dispatch.num_tokens, [&](int, std::int64_t first, std::int64_t last) {
     std::array<const std::byte*, kMaxTopk> rows;
     std::array<float, kMaxTopk> row_weights;

@@ -160,6 +160,11 @@ void CpuBuffer::require_same(const Context& context, Phase phase, int peer,
   if (their_shape.layout != our_shape.layout) {
     differ("layout", std::string(name(their_shape.layout)), std::string(name(our_shape.layout)));
   }
+  if (their_shape.partial_sums != our_shape.partial_sums) {
+    const auto given = [](bool is) { return std::string(is ? "given to" : "not given to"); };
+    differ("topk_weights", given(their_shape.partial_sums) + " its dispatch",
+           given(our_shape.partial_sums) + " its");
+  }
   const auto tokens = static_cast<int>(layout::Argument::kMaxTokens);
   compare(is_dispatch ? "max_tokens" : "a handle of the dispatch of epoch", theirs[tokens],
           arguments[tokens]);

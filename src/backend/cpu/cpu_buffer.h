@@ -73,6 +73,9 @@ class CpuBuffer final : public runtime::BackendBuffer {
     std::vector<std::int32_t> sent;           // [E]: the same, but none for owners lost since
     std::vector<std::int64_t> begin;          // [E]: row on its owner of this rank's slot 0
     std::vector<std::int64_t> landed;         // [L, R]: row in a remote source's landing memory
+    std::vector<core::ParcelPlaces> parcels;  // [R]: what came from ranks on other hosts
+    std::vector<float> weights;               // [T * K]: partial sums
+    std::vector<std::int64_t> parts;          // [T * K]: row of a remote owner's part when it lands
     std::vector<std::int32_t> counts;         // the handle's arrays
     std::vector<std::int64_t> offsets;
     std::vector<std::int64_t> ranges;
@@ -167,9 +170,19 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void send_combine(const runtime::CombineCall& call, const Context& context);
   void receive_combine(const runtime::CombineCall& call, const Context& context);
   void stage_rows(const runtime::CombineCall& call);
-  void pull_rows(const runtime::CombineCall& call, const Context& context);
+  void locate_outputs(const runtime::CombineCall& call, const Context& context);
+  void add_rows(const runtime::CombineCall& call);
   [[nodiscard]] std::span<const int> owners_of(const Half& half);
   void fill_arguments(const runtime::CombineCall& call, Arguments& arguments) const;
+
+  // --- partial_sums.cc ---
+  // Adds up what this rank's experts made of each row of a parcel, and sends the sums to its
+  // source.
+  void push_parts(const runtime::CombineCall& call, const Context& context);
+  // Adds up parts that have come, and those of owners on this host.
+  void add_parts(const runtime::CombineCall& call, const Context& context);
+  // Where the parts that go to other hosts are staged, and how many bytes they may take.
+  [[nodiscard]] std::int64_t staged_part_bytes() const;
 
   // --- remote.cc ---
   [[nodiscard]] std::unique_ptr<runtime::RemotePeers> open_remote(runtime::Network* network);
@@ -192,6 +205,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   // Sends a dispatch's rows, and that they have arrived.
   void send_parcels(const runtime::DispatchCall& call, const Context& context);
   void stage_parcels(const runtime::DispatchCall& call, const Context& context);
+  void write_lists(const runtime::DispatchCall& call, const Context& context);
   // Puts the rows of the parcels that have arrived in their places.
   void place_parcels(const runtime::DispatchCall& call, const Context& context);
   void place_parcel(const runtime::DispatchCall& call, const Context& context, int source);
@@ -215,7 +229,7 @@ class CpuBuffer final : public runtime::BackendBuffer {
   std::vector<std::int32_t> sources_;        // [T * K] scratch of write_sources
   std::vector<bool> staged_;                 // [T] of the dispatch at hand: goes to another host
   std::vector<std::int32_t> last_staged_;    // [R] scratch: the last token for a peer
-  core::ParcelPlaces places_;                // scratch of place_parcel
+  std::vector<std::byte> own_parts_;         // scratch of add_parts: K rows a thread
   std::vector<int> owners_;                  // scratch: ranks that this rank's tokens went to
   std::vector<std::int32_t> count_matrix_;   // [R, E] of the dispatch at hand
   std::vector<std::int64_t> landing_begin_;  // [E]: slotted: landing row of a source's slot 0

@@ -105,6 +105,7 @@ CpuBuffer::CpuBuffer(const runtime::BufferPlan& plan, Shared&& shared, runtime::
     half.offsets.resize(num_local + 1);
     half.ranges.resize(num_local * plan.num_ranks);
     half.landed.resize(num_local * plan.num_ranks);
+    half.parcels.resize(plan.num_ranks);
     if (capacity.landing_rows > 0) half.source_tokens.resize(capacity.rows);
   }
 }

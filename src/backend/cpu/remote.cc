@@ -23,7 +23,8 @@ std::unique_ptr<runtime::RemotePeers> CpuBuffer::open_remote(runtime::Network* n
       {.block = memory_.shared_block(plan_.rank),
        .block_bytes = plan_.block.size_bytes(),
        .control_bytes = plan_.block.doorbell(),
-       .staging_bytes = staged_rows() + capacity.max_tokens * capacity.dispatch_pitch,
+       .staging_bytes = std::max(staged_rows() + capacity.max_tokens * capacity.dispatch_pitch,
+                                 staged_part_bytes()),
        .landing_bytes = landed_parcel(plan_.num_ranks),
        .wake =
            [&doorbell] {
@@ -101,13 +102,14 @@ void CpuBuffer::send_parcels(const runtime::DispatchCall& call, const Context& c
     const std::int32_t* const list = staged_list(parity, peer);
     const std::int32_t num_rows = list[0];
     if (num_rows == 0) continue;
-    remote_->send_to_landing(peer, {.rows = reinterpret_cast<const std::byte*>(list),
-                                    .count = 1,
-                                    .pitch = layout::Parcel::list_bytes(num_rows, call.topk),
-                                    .offset = parcel,
-                                    .epoch = context.epoch});
+    remote_->send_to_landing(
+        peer, {.rows = reinterpret_cast<const std::byte*>(list),
+               .count = 1,
+               .pitch = layout::Parcel::list_bytes(num_rows, call.topk, call.partial_sums),
+               .offset = parcel,
+               .epoch = context.epoch});
     const auto token = [&](std::int32_t row) {
-      return list[layout::Parcel::entry(row, call.topk)];
+      return list[layout::Parcel::entry(row, call.topk, call.partial_sums)];
     };
     // Tokens that follow each other lie side by side here and there.
     for (std::int32_t first = 0, last = 0; first < num_rows; first = last) {
@@ -126,26 +128,8 @@ void CpuBuffer::send_parcels(const runtime::DispatchCall& call, const Context& c
 
 // Writes the lists for all peers on other hosts, and the rows of all tokens that go to any of them.
 void CpuBuffer::stage_parcels(const runtime::DispatchCall& call, const Context& context) {
-  const Half& half = halves_[call.half];
+  write_lists(call, context);
   const int parity = layout::parity(context.epoch);
-  for (int peer = 0; peer < plan_.num_ranks; ++peer) staged_list(parity, peer)[0] = 0;
-  std::fill(last_staged_.begin(), last_staged_.end(), -1);
-  staged_.assign(static_cast<std::size_t>(call.num_tokens), false);
-  for (std::int32_t token = 0; token < call.num_tokens; ++token) {
-    const std::span selections(half.selections.data() + std::int64_t{token} * call.topk,
-                               static_cast<std::size_t>(call.topk));
-    for (const core::Selection& selection : selections) {
-      if (selection.expert < 0) continue;
-      const int owner = plan_.experts.owner(selection.expert);
-      if (!is_remote(owner) || last_staged_[owner] == token) continue;
-      last_staged_[owner] = token;
-      staged_[token] = true;
-      std::int32_t* const list = staged_list(parity, owner);
-      std::int32_t* entry = list + layout::Parcel::entry(list[0]++, call.topk);
-      *entry++ = token;
-      for (const core::Selection& each : selections) *entry++ = each.expert;
-    }
-  }
   const auto* const x = call.x.as<std::byte>();
   const std::int64_t x_pitch = call.x.strides[0] * size_of(call.x.dtype);
   std::byte* const rows = remote_->staging(parity) + staged_rows();
@@ -158,7 +142,47 @@ void CpuBuffer::stage_parcels(const runtime::DispatchCall& call, const Context& 
   });
 }
 
+void CpuBuffer::write_lists(const runtime::DispatchCall& call, const Context& context) {
+  Half& half = halves_[call.half];
+  const int parity = layout::parity(context.epoch);
+  for (int peer = 0; peer < plan_.num_ranks; ++peer) staged_list(parity, peer)[0] = 0;
+  std::fill(last_staged_.begin(), last_staged_.end(), -1);
+  staged_.assign(static_cast<std::size_t>(call.num_tokens), false);
+  half.parts.assign(half.weights.size(), 0);
+  for (std::int32_t token = 0; token < call.num_tokens; ++token) {
+    const std::int64_t first = std::int64_t{token} * call.topk;
+    for (std::int64_t i = first; i < first + call.topk; ++i) {
+      if (half.selections[i].expert < 0) continue;
+      const int owner = plan_.experts.owner(half.selections[i].expert);
+      if (!is_remote(owner)) continue;
+      std::int32_t* const list = staged_list(parity, owner);
+      if (last_staged_[owner] != token) {
+        last_staged_[owner] = token;
+        staged_[token] = true;
+        std::int32_t* entry = list + layout::Parcel::entry(list[0]++, call.topk, call.partial_sums);
+        *entry++ = token;
+        for (int k = 0; k < call.topk; ++k) *entry++ = half.selections[first + k].expert;
+        if (call.partial_sums) {
+          std::memcpy(entry, &half.weights[first], sizeof(float) * call.topk);
+        }
+      }
+      if (call.partial_sums) half.parts[i] = list[0] - 1;
+    }
+  }
+  // The parts of a peer land behind those of the peers before it.
+  for (std::int32_t peer = 0, first_part = 0; peer < plan_.num_ranks; ++peer) {
+    std::int32_t* const list = staged_list(parity, peer);
+    list[1] = first_part;
+    first_part += list[0];
+  }
+  for (std::size_t i = 0; i < half.parts.size(); ++i) {
+    const std::int32_t expert = half.selections[i].expert;
+    if (expert >= 0) half.parts[i] += staged_list(parity, plan_.experts.owner(expert))[1];
+  }
+}
+
 void CpuBuffer::place_parcels(const runtime::DispatchCall& call, const Context& context) {
+  for (core::ParcelPlaces& parcel : halves_[call.half].parcels) parcel.tokens.clear();
   for (const int source : peers_.everyone()) {
     if (is_remote(source) && has_arrived(context, source, kAnyPlan)) {
       place_parcel(call, context, source);
@@ -178,9 +202,14 @@ void CpuBuffer::place_parcel(const runtime::DispatchCall& call, const Context& c
       remote_->landing(layout::parity(context.epoch)) + landed_parcel(source);
   const std::span list(reinterpret_cast<const std::int32_t*>(parcel),
                        static_cast<std::size_t>(parcel_.rows()) / sizeof(std::int32_t));
-  const core::ParcelShape shape{
-      .max_tokens = call.max_tokens, .topk = call.topk, .source = source, .rank = plan_.rank};
-  if (!core::find_places(list, shape, plan_.experts, {half.offsets, half.ranges}, places_)) {
+  const core::ParcelShape shape{.max_tokens = call.max_tokens,
+                                .topk = call.topk,
+                                .has_weights = call.partial_sums,
+                                .source = source,
+                                .rank = plan_.rank};
+  core::ParcelPlaces& found = half.parcels[source];
+  if (!core::find_places(list, shape, plan_.experts, {half.offsets, half.ranges}, found)) {
+    found.tokens.clear();
     throw Error(ErrorInfo{.code = ErrorCode::kMismatch,
                           .operation = context.operation,
                           .epoch = context.epoch,
@@ -200,16 +229,16 @@ void CpuBuffer::place_parcel(const runtime::DispatchCall& call, const Context& c
   const std::int64_t row_bytes = packed ? call.row.pitch() : call.row.value_bytes();
   const std::int64_t scale_bytes = packed ? 0 : 4 * std::int64_t{call.row.num_scales()};
   const StoreKind stores = store_kind(num_places * row_bytes);
-  workers_.run(static_cast<std::int64_t>(places_.tokens.size()), [&](int, std::int64_t first,
-                                                                     std::int64_t last) {
+  workers_.run(static_cast<std::int64_t>(found.tokens.size()), [&](int, std::int64_t first,
+                                                                   std::int64_t last) {
     std::array<std::byte*, kMaxTopk> destinations;
     for (std::int64_t row = first; row < last; ++row) {
       const std::byte* const from = parcel + parcel_.rows() + row * call.row.pitch();
       std::size_t num_rows = 0;
-      for (std::int64_t i = places_.first[row]; i < places_.first[row + 1]; ++i) {
-        const std::int64_t place = places_.places[i];
+      for (std::int64_t i = found.first[row]; i < found.first[row + 1]; ++i) {
+        const std::int64_t place = found.places[i];
         destinations[num_rows++] = rows + place * row_bytes;
-        tokens[place] = places_.tokens[row];
+        tokens[place] = found.tokens[row];
         if (scale_bytes > 0) {
           std::memcpy(call.recv_scales.as<std::byte>() + place * scale_bytes,
                       from + call.row.scales_offset(), static_cast<std::size_t>(scale_bytes));

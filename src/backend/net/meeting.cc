@@ -40,7 +40,7 @@ struct ContributionHeader {
   std::int64_t patience_ms;  // how long the sender will wait from now on; negative: for ever
 };
 
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 // Between two attempts to connect.
 constexpr milliseconds kPause{50};
