@@ -114,6 +114,12 @@ void Roster::throw_not_let_in(std::chrono::nanoseconds waited) {
                   ") to let it in");
 }
 
+void Roster::tell_back() {
+  const Epoch last = layout::epoch_of(membership_->ask(rank_, Status::kAt));
+  membership_->tell(Status::kAt, layout::make_word(last, 0));
+  membership_->tell(Status::kKnocks, 0);
+}
+
 Roster::Start Roster::recover(Epoch next) {
   if (envoy_ != nullptr) return recover_across_hosts(next);
   const Context context{.operation = Operation::kNone, .epoch = next};
@@ -133,7 +139,7 @@ Roster::Start Roster::recover(Epoch next) {
     }
     // Let in, or recovered together with the others.
     if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
-      membership_->tell(Status::kKnocks, 0);
+      tell_back();
       seam().pass(Point::kBack);
       return {.view = view, .let_in = knocked};
     }

@@ -181,6 +181,8 @@ class Roster {
   // `before`: who took part.
   void meet_new(const std::vector<bool>& before);
   [[noreturn]] void throw_not_let_in(std::chrono::nanoseconds waited);
+  // This rank waits no more to be let in, nor for whom it waited in an operation that failed.
+  void tell_back();
 
   // --- roster_across_hosts.cc ---
   // Where masks hold at once, what a masked rank sends from now on is dropped. Where they lead, it

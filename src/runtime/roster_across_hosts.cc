@@ -301,7 +301,7 @@ Roster::Start Roster::recover_across_hosts(Epoch next) {
     }
     // Let in, or recovered together with the others.
     if (view.round == 0 && layout::has_reached(view.from[rank_], next + 1)) {
-      membership_->tell(Status::kKnocks, 0);
+      tell_back();
       remote_->recovered(envoy_->num_starts());
       // So that all take what this rank says from now on.
       envoy_->tell_decisions_in_order();

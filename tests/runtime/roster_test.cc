@@ -151,6 +151,22 @@ TEST(Roster, StartsTogetherWithoutTheMissing) {
   });
 }
 
+// What a rank noted in an operation that failed is not to be read later.
+TEST(Roster, WhoIsBackWaitsForNobody) {
+  run_threads(2, [](const Communicator& communicator) {
+    End end(communicator, 20s);
+    const int other[] = {1 - communicator.rank()};
+    end.roster.tell_waiting_for(before(kFirst), other[0]);
+    communicator.barrier();
+    EXPECT_TRUE(end.roster.not_waiting(other).empty());
+    communicator.barrier();
+    static_cast<void>(end.roster.recover(kFirst + 1));
+    communicator.barrier();
+    EXPECT_EQ(end.roster.not_waiting(other).size(), 1U);
+    communicator.barrier();
+  });
+}
+
 // Where blocks are mapped before their ranks are let in: by all of those who take part.
 TEST(Roster, RankThatWaitsHasBeenMetOnceAllWhoTakePartSaySo) {
   constexpr int kNewcomer = 2;

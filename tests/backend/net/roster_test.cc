@@ -149,6 +149,21 @@ TEST(RosterAcrossHosts, LeavesTheMissingBehindInThePastOfAll) {
   });
 }
 
+// What a rank noted in an operation that failed is not told of it later.
+TEST(RosterAcrossHosts, WhoIsBackWaitsForNobody) {
+  run_threads(2, [](const Communicator& together) {
+    End end(together, 20s);
+    const int other[] = {1 - together.rank()};
+    end.roster.tell_waiting_for(before(kFirst), other[0]);
+    static_cast<void>(end.roster.recover(kFirst + 1));
+    for (int i = 0; i < 5000 && end.roster.not_waiting(other).empty(); ++i) {
+      std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_EQ(end.roster.not_waiting(other).size(), 1U);
+    together.barrier();
+  });
+}
+
 // A rank is lost; those who go on tell what they have of it, one of them has decided what all are
 // to have, and it may come back once all go by that.
 TEST(RosterAcrossHosts, SettleWhatALostRankHadAnnounced) {
