@@ -389,9 +389,25 @@ class Guest final : public Meeting {
   std::optional<Failure> failure_;
 };
 
+// UCX lists the interfaces that are up once, when a worker is made.
+void await_way(const MeetingPlace& place) {
+  const SocketAddress address = resolve(place.address, false);
+  const Deadline deadline = Deadline::after(place.timeout);
+  while (!is_within_reach(address)) {
+    if (deadline.passed()) {
+      setup_failure(ErrorCode::kTimeout, 0,
+                    "this host knows no way to " + place.address +
+                        ", where ranks are to meet: no interface that leads there is up")
+          .raise();
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 }  // namespace
 
 Communicator::AllGather meet(const MeetingPlace& place) {
+  await_way(place);
   std::shared_ptr<Meeting> meeting;
   if (place.rank == 0) {
     meeting = std::make_shared<Host>(place);

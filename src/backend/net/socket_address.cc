@@ -1,13 +1,46 @@
 #include "backend/net/socket_address.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 
+#include <cerrno>
 #include <cstring>
+#include <optional>
 
+#include "runtime/descriptor.h"
 #include "tandem/error.h"
 
 namespace tandem::net {
+namespace {
+
+bool is_same_host(const sockaddr* a, const sockaddr* b) {
+  if (a == nullptr || a->sa_family != b->sa_family) return false;
+  if (a->sa_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
+  }
+  return a->sa_family == AF_INET6 &&
+         IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
+                            &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr);
+}
+
+// Of an address of this host: is its interface up? An address stays where the interface is down,
+// and so does the way to it.
+std::optional<bool> is_own_and_up(const SocketAddress& address) {
+  ifaddrs* interfaces = nullptr;
+  if (::getifaddrs(&interfaces) != 0) return {};
+  std::optional<bool> is_up;
+  for (const ifaddrs* each = interfaces; each != nullptr && !is_up; each = each->ifa_next) {
+    if (!is_same_host(each->ifa_addr, address.generic())) continue;
+    is_up = (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_RUNNING) != 0;
+  }
+  ::freeifaddrs(interfaces);
+  return is_up;
+}
+
+}  // namespace
 
 SocketAddress resolve(const std::string& text, bool any) {
   const std::size_t colon = text.rfind(':');
@@ -35,6 +68,14 @@ SocketAddress resolve(const std::string& text, bool any) {
     reinterpret_cast<sockaddr_in6&>(address.storage).sin6_addr = IN6ADDR_ANY_INIT;
   }
   return address;
+}
+
+bool is_within_reach(const SocketAddress& address) {
+  if (const std::optional<bool> is_up = is_own_and_up(address)) return *is_up;
+  const runtime::Descriptor socket(
+      ::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return !socket || ::connect(socket.get(), address.generic(), address.length) == 0 ||
+         (errno != ENETUNREACH && errno != EHOSTUNREACH && errno != ENETDOWN);
 }
 
 bool same_secret(const std::string& secret, std::span<const std::byte> guess) {

@@ -22,6 +22,10 @@ struct SocketAddress {
 // stand for another address on the host itself than on others. Throws kInvalidArgument.
 SocketAddress resolve(const std::string& text, bool any);
 
+// Does this host know a way there at present, or is it this host's and its interface up? Sends
+// nothing.
+bool is_within_reach(const SocketAddress& address);
+
 // No shortcut that would tell, by its time, how much of a guess is right.
 bool same_secret(const std::string& secret, std::span<const std::byte> guess);
 

@@ -59,6 +59,30 @@ TEST(NetSetUp, EveryRankHearsEveryOther) {
   });
 }
 
+// As in a container whose network is attached while its processes start.
+TEST(NetSetUp, RankThatStartsBeforeItsLinkIsUpIsWaitedFor) {
+  for (const int late : {0, 1}) {
+    hosts().set_link(late, false);
+    std::jthread lift([late] {
+      std::this_thread::sleep_for(500ms);
+      hosts().set_link(late, true);
+    });
+    run_on_hosts(3, [](const Communicator& communicator) {
+      require(communicator.bootstrap()->network() != nullptr, "there is a network");
+      communicator.barrier();
+    });
+  }
+}
+
+TEST(NetSetUp, RankWithoutAWayToTheOthersSaysSo) {
+  hosts().set_link(1, false);
+  const auto exits = run_processes(2, connect_on_hosts(2, 3, {.timeout = 500ms}),
+                                   [](const Communicator&) { return 0; });
+  hosts().set_link(1, true);
+  EXPECT_NE(exits[0].error.find("rank 1 of 2 did not come"), std::string::npos) << exits[0].error;
+  EXPECT_NE(exits[1].error.find("no way to"), std::string::npos) << exits[1].error;
+}
+
 TEST(NetSetUp, AGatheringFunctionThatReachesOtherHostsIsEnough) {
   run_on_hosts(3, [](const Communicator& outer) {
     const auto communicator = Communicator::from_all_gather(
