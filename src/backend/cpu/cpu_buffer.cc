@@ -41,9 +41,11 @@ void CpuBuffer::await_completed(const Context& context, Phase phase, Epoch wante
 
 void CpuBuffer::enter(const Context& context) {
   peers_.begin(context);
-  await_completed(context, Phase::kEnter, context.epoch - 2);
   // A peer that was let in for this epoch was so before its proposer completed the last but one.
-  peers_.begin(context);
+  // It is waited for too: across hosts it may not have heard of this rank yet.
+  do {
+    await_completed(context, Phase::kEnter, context.epoch - 2);
+  } while (peers_.begin(context));
   if (remote_) tell_those_who_begin(context);
   seam().pass(Point::kEntered);
 }

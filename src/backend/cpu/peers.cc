@@ -53,12 +53,12 @@ std::span<const int> Peers::participants(const Context& context) {
   return participants_;
 }
 
-void Peers::begin(const Context& context) {
+bool Peers::begin(const Context& context) {
   newest_ = context.epoch;
   tell_waiting_for(context, -1);
   seam().pass(Point::kBegin);
-  update(context);
-  if (!any_new_) return;
+  const bool has_changed = update(context);
+  if (!any_new_) return has_changed;
   // Two operations before this one may be at work yet. Epochs are compared while they are near each
   // other: a rank must not be new for ever.
   for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -69,6 +69,7 @@ void Peers::begin(const Context& context) {
     if (is_elsewhere(rank)) remote_->admit(rank, {});
   }
   list_active();
+  return has_changed;
 }
 
 // The rank at the end of "waits for a rank that waits for ..."; where that leads in a circle,

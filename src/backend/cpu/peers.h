@@ -67,9 +67,9 @@ class Peers : public runtime::Roster {
     return is_new_[peer] && membership_->view().from[peer] == epoch;
   }
 
-  // Starts an operation; may be called again. Throws what has failed elsewhere (under the peer's
-  // code), and kMasked if this rank has been masked.
-  void begin(const Context& context);
+  // Starts an operation; may be called again. Has another view been adopted? Throws what has failed
+  // elsewhere (under the peer's code), and kMasked if this rank has been masked.
+  bool begin(const Context& context);
 
   // Waits until ready(peer) for all of `peers` that take part in context's operation. kViewChanged:
   // another view has been adopted meanwhile. `seen(peer)` is the epoch that an error reports.

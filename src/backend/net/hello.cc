@@ -133,7 +133,8 @@ ucs_status_t Connections::on_hello(void* argument, const void* header, std::size
     self.peers_[source].has_met = true;
     for (Acquaintance& each : decode_book(bytes).value_or(AddressBook())) {
       if (static_cast<std::size_t>(each.rank) >= self.peers_.size() || each.rank == self.rank_ ||
-          self.is_connected_to(each) || self.peers_[each.rank].coming) {
+          (self.is_connected_to(each) && self.has_met(each.rank)) ||
+          self.peers_[each.rank].coming) {
         continue;
       }
       Peer& peer = self.peers_[each.rank];

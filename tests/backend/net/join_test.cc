@@ -69,6 +69,33 @@ class Slow final : public runtime::Faults {
   Point at_;
 };
 
+// At a point, passed for the first time, says so to other processes, and waits until something has
+// happened in one of them, or would have.
+class Meeting final : public runtime::Faults {
+ public:
+  struct Stop {
+    Point at;
+    std::atomic<bool>* is_here = nullptr;
+    std::atomic<bool>* awaited = nullptr;
+    bool has_passed = false;
+  };
+  explicit Meeting(std::vector<Stop> stops) : stops_(std::move(stops)) {}
+  void add(const Stop& stop) { stops_.push_back(stop); }
+  void pass(Point point, int) override {
+    for (Stop& stop : stops_) {
+      if (point != stop.at || std::exchange(stop.has_passed, true)) continue;
+      if (stop.is_here != nullptr) *stop.is_here = true;
+      if (stop.awaited == nullptr) continue;
+      for (int i = 0; i < 2000 && !*stop.awaited; ++i) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(100ms);  // messages of before arrive
+    }
+  }
+  bool store(Point, int, std::atomic_ref<layout::Word>, layout::Word) override { return true; }
+
+ private:
+  std::vector<Stop> stops_;
+};
+
 // A buffer's ranks, and further processes, each of which is to be one of them later.
 class Job {
  public:
@@ -150,9 +177,11 @@ Rank player(int rank) {
 }
 
 // Runs pairs, judged by the oracle, until all ranks have run some together; before that somebody
-// must have been away. `keeper` lets in who waits, the first time once at least so many do.
-void run_until_all_are_there(const Job& job, Buffer& buffer, int keeper, bool was_away = false,
-                             std::size_t least_waiting = 1) {
+// must have been away. `keeper` lets in who waits, the first time once at least so many do; each
+// time it does something `then`.
+void run_until_all_are_there(
+    const Job& job, Buffer& buffer, int keeper, bool was_away = false,
+    std::size_t least_waiting = 1, const std::function<void(int)>& then = [](int) {}) {
   Rank rank = player(buffer.rank());
   Party party(rank, job.oracles(), buffer);
   const Present all(job.num_ranks(), true);
@@ -166,6 +195,7 @@ void run_until_all_are_there(const Job& job, Buffer& buffer, int keeper, bool wa
         if (waiting.size() < least_waiting) break;
         const auto error = runtime::error_of([&] { buffer.unmask(each); });
         if (error && error->code() != ErrorCode::kOrder) throw Error(*error);  // it has gone again
+        then(each);
       }
       if (waiting.size() >= least_waiting) least_waiting = 1;
     }
@@ -248,6 +278,67 @@ TEST(NetJoin, OfTwoThatAreLetInAtOnceOneMayLearnSoLate) {
   for (const int slow_process : {5, 6}) {
     expect_replacements(5, {2, 3}, {0, 1, 2, 0, 1, 3, 2}, 3ms, 2, slow_process);
   }
+}
+
+// Two are let in for the same operation, by one decision after the other. The first has heard of
+// its own alone when it begins to wait there, and of the other when all it waited for is done; the
+// second has heard of none when the first goes on.
+TEST(NetJoin, OfTwoThatAreLetInTheFirstLearnsOfTheOtherAsItBegins) {
+  const Job job(5, {0, 1, 2, 0, 1, 3, 2});
+  struct Flags {
+    std::atomic<bool> first_waits, others_went_on, first_sent;
+  };
+  const Shared<Flags> flags;
+  job.run({2, 3}, [&](int process) {
+    if (process >= 5) {
+      Meeting meeting(process == 5 ? std::vector<Meeting::Stop>{{.at = Point::kWaiting,
+                                                                 .is_here = &flags->first_waits,
+                                                                 .awaited = &flags->others_went_on},
+                                                                {.at = Point::kHeadersSent,
+                                                                 .is_here = &flags->first_sent}}
+                                   : std::vector<Meeting::Stop>{
+                                         {.at = Point::kKnocked, .awaited = &flags->first_sent}});
+      Buffer buffer = job.join(process, process - 3, 0, &meeting);
+      run_until_all_are_there(job, buffer, 0, true);
+      return;
+    }
+    const Communicator communicator = job.connect(process);
+    Meeting keeper({});
+    Buffer buffer(std::make_shared<BufferState>(communicator, job.options(process),
+                                                process == 0 ? &keeper : nullptr));
+    if (process == 2 || process == 3) run_until_killed(job, buffer, 0us);
+    run_until_all_are_there(job, buffer, 0, false, 2, [&](int let_in) {
+      if (let_in == 3) keeper.add({.at = Point::kFinished, .is_here = &flags->others_went_on});
+      for (int i = 0; i < 2000 && !flags->first_waits; ++i) std::this_thread::sleep_for(1ms);
+    });
+  });
+}
+
+// One rank is left. Of two that come the second is told of the first at the door, and the first is
+// not told of the second by the one that is there.
+TEST(NetJoin, TwoThatComeToOneRankMeetEachOther) {
+  const Job job(3, {0, 1, 2, 3, 1});
+  const Shared<std::atomic<bool>> first_waits;
+  job.run({1, 2}, [&](int process) {
+    if (process >= 3) {
+      Meeting meeting({{.at = Point::kKnocked, .is_here = &*first_waits}});
+      while (process == 4 && !*first_waits) std::this_thread::sleep_for(1ms);
+      Buffer buffer = job.join(process, process - 2, 0, &meeting);
+      run_until_all_are_there(job, buffer, 0, true);
+      return;
+    }
+    const Communicator communicator = job.connect(process);
+    Buffer buffer(communicator, job.options(process));
+    if (process == 1) run_until_killed(job, buffer, 0us);
+    if (process == 2) {  // once it is decided without rank 1: two of three at once are too many
+      Rank rank = player(2);
+      Party party(rank, job.oracles(), buffer);
+      while (party.run(buffer)[1]) {
+      }
+      ::raise(SIGKILL);
+    }
+    run_until_all_are_there(job, buffer, 0, false, 2);
+  });
 }
 
 // Wherever the first that comes is killed, the next takes its place.
