@@ -132,6 +132,24 @@ TEST(Apart, BenchTimesIt) {
   EXPECT_GT(row["pair_us"].get<double>(), 0);
 }
 
+// As on one host (soak_command_test.cc).
+TEST(Hosts, SoakReplacesEndedRanks) {
+  const auto before = names_of_namespaces();
+  json faults;
+  for (const char* const minutes : {"0.1", "0.4", "1"}) {
+    const json object =
+        run_on_hosts(std::string("soak --faults --seed 1 --timeout 4 --json - --launch hosts "
+                                 "--hosts 3 --ranks-per-host 2 --minutes ") +
+                     minutes);
+    ASSERT_EQ(object["errors"]["unexpected"], 0);
+    faults = object["faults"];
+    if (faults["joined"] > 0) break;
+  }
+  EXPECT_GT(faults["joined"], 0);
+  EXPECT_LE(faults["joined"], faults["ended"]);
+  EXPECT_EQ(names_of_namespaces(), before);
+}
+
 TEST(Hosts, RunLayerIsTheSameAsInThreads) {
   const json hosts = run_on_hosts(kLayer + "--launch hosts --hosts 2 --ranks-per-host 2");
   expect_same_as_threads(hosts);

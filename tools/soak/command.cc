@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/console.h"
@@ -48,11 +49,17 @@ void take_note(const nlohmann::json& lives, Growth& most) {
 }
 
 void run_one_session(SessionPlan plan, Ledger& ledger, Growth& most, Report& report) {
-  plan.meeting_place = fmt::format("tandem soak {} {}", getpid(), plan.seed);
-  if (plan.options.ends_ranks()) plan.buffer.door = plan.meeting_place;
+  std::optional<Meeting> meeting;
+  Launch launch = plan.options.launch;
+  if (plan.options.ends_ranks()) {
+    meeting.emplace(plan.options, fmt::format("tandem soak {} {}", getpid(), plan.seed));
+    plan.meeting = &*meeting;
+    // Each life of a rank is a process that moves to its host by itself.
+    if (launch == Launch::kHosts) launch = Launch::kProcesses;
+  }
   ledger.begin_session();
   const std::vector<RankOutcome> outcomes = run_ranks(
-      plan.options.launch, plan.options.ranks, std::chrono::minutes(2),
+      launch, plan.options.ranks, std::chrono::minutes(2),
       [&](const Communicator& communicator, const ReportFunction& tell) {
         run_lives(plan, ledger, communicator, tell);
       },
@@ -69,8 +76,8 @@ void run_one_session(SessionPlan plan, Ledger& ledger, Growth& most, Report& rep
         note(told.at("failure"));
       } else {
         take_note(told, most);
-        const Launch launch = plan.options.launch;
-        const bool shares_memory = launch != Launch::kApart && launch != Launch::kHosts;
+        const bool shares_memory =
+            plan.options.launch != Launch::kApart && plan.options.launch != Launch::kHosts;
         note(what_is_left(told.at("before"), told.at("after"), shares_memory ? 0 : kPoolBytes));
       }
     }

@@ -46,12 +46,8 @@ SessionPlan draw_session(const SoakOptions& options, std::uint64_t seed,
               .experts = options.ranks + draws.below(3 * options.ranks),
               .uneven = draws.once_in(2),
               .map_seed = seed};
-  SessionPlan plan{.options = options,
-                   .seed = seed,
-                   .duration = duration,
-                   .cases = {},
-                   .buffer = {},
-                   .meeting_place = {}};
+  SessionPlan plan{
+      .options = options, .seed = seed, .duration = duration, .cases = {}, .buffer = {}};
   constexpr std::array kFormats = {Format::kBFloat16, Format::kFloat16, Format::kFloat32,
                                    Format::kFp8,      Format::kFp8Pow2, Format::kFp8Ue8m0};
   for (int i = 0; i < kNumCases; ++i) {

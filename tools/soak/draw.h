@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "soak/meeting.h"
 #include "soak/options.h"
 #include "tandem/buffer.h"
 #include "test_low_latency/expectation.h"
@@ -25,7 +26,7 @@ struct SessionPlan {
   std::chrono::nanoseconds duration;
   std::vector<SoakCase> cases;  // as drawn by `at`, over and over
   BufferOptions buffer;
-  std::string meeting_place;  // of ranks that are processes
+  const Meeting* meeting = nullptr;  // where ranks end and others join
 
   // The number of the case whose turn it is; and whether its recording is run, if it has one.
   [[nodiscard]] std::size_t at(std::int64_t pair) const;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <optional>
+#include <thread>
 
 #include "common/memory.h"
 #include "runtime/recorder.h"
@@ -36,7 +37,9 @@ class Lives {
       self_.process = getpid();
       self_.dead = false;
       if (all != nullptr) {
-        Buffer buffer(*all, plan_.buffer);
+        const BufferOptions options =
+            plan_.meeting != nullptr ? plan_.meeting->with_door(plan_.buffer, rank_) : plan_.buffer;
+        Buffer buffer(*all, options);
         run_session(plan_, ledger_, buffer, 0, all, report_);
       } else if (std::optional<Buffer> buffer = join()) {
         ++ledger_.joined;
@@ -55,8 +58,7 @@ class Lives {
     for (bool is_first = true; is_first || !ledger_.over; is_first = false) {
       const ProcessExit exit = run_processes(1, [&](const Communicator&) {
                                  if (is_first) {
-                                   const Communicator all = Communicator::connect(
-                                       plan_.meeting_place, rank_, plan_.options.ranks);
+                                   const Communicator all = plan_.meeting->connect(rank_);
                                    live(&all);
                                  } else {
                                    live(nullptr);
@@ -81,10 +83,14 @@ class Lives {
   [[nodiscard]] std::optional<Buffer> join() const {
     while (!ledger_.over) {
       try {
-        return Buffer::join(rank_, plan_.buffer);
+        return plan_.meeting->join(rank_, plan_.buffer);
       } catch (const Error& error) {
-        // The one before has not been masked yet, or nobody has let this one in.
-        if (error.code() != ErrorCode::kTimeout) throw;
+        // The one before has not been masked yet, or nobody has let this one in; across hosts the
+        // others may not have taken note of its end either.
+        const bool is_taken =
+            plan_.options.launch == Launch::kHosts && error.code() == ErrorCode::kOrder;
+        if (error.code() != ErrorCode::kTimeout && !is_taken) throw;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
     return {};
@@ -111,7 +117,7 @@ void run_lives(const SessionPlan& plan, Ledger& ledger, const Communicator& comm
   Lives lives(plan, ledger, communicator.rank(), report);
   if (!plan.options.faults) {
     lives.live(&communicator);
-  } else if (plan.options.launch == Launch::kProcesses) {
+  } else if (plan.options.ends_ranks() && are_processes(plan.options.launch)) {
     lives.live_as_processes();
   } else {
     lives.live_here(communicator);

@@ -29,6 +29,12 @@ int Menace::num_alive() const {
   return alive;
 }
 
+// Two are always left; across hosts more than half, who alone can decide, though another be
+// stopped.
+int Menace::num_spared() const {
+  return plan_.options.launch == Launch::kHosts ? plan_.options.ranks / 2 + 1 : 2;
+}
+
 void Menace::end(int rank) {
   Ledger::Rank& victim = ledger_.ranks[rank];
   victim.faulted = true;
@@ -68,8 +74,7 @@ void Menace::act() {
     const int rank =
         1 + static_cast<int>(random() % static_cast<unsigned>(plan_.options.ranks - 1));
     if (ledger_.ranks[rank].dead || ledger_.ranks[rank].process == 0) continue;
-    // Two are always left.
-    if (plan_.options.ends_ranks() && random() % 3 == 0 && num_alive() > 2) {
+    if (plan_.options.ends_ranks() && random() % 3 == 0 && num_alive() > num_spared()) {
       end(rank);
     } else {
       hold(rank);

@@ -26,6 +26,7 @@ class Menace {
   void end(int rank);
   void hold(int rank);
   [[nodiscard]] int num_alive() const;
+  [[nodiscard]] int num_spared() const;
 
   const SessionPlan& plan_;
   Ledger& ledger_;

@@ -17,9 +17,10 @@ void add_options(CLI::App& app, SoakArguments& arguments) {
       ->check(CLI::Range(0.001, 100'000.0))
       ->capture_default_str()
       ->take_last();
-  app.add_flag("--faults", arguments.faults,
-               "ranks end (not threads on GPUs, nor apart or on hosts), are stopped or come late, "
-               "and come back where they can");
+  app.add_flag(
+      "--faults", arguments.faults,
+      "ranks end (not if they are apart, on GPUs only processes of one host), are stopped or "
+      "come late, and come back where they can");
   add_number(app, "--ranks", arguments.ranks, 1, kMaxSoakRanks, "number of ranks");
   app.add_option("--timeout", arguments.timeout_s,
                  "the longest any wait may take, in seconds\n(default: 30, with --faults 1)")

@@ -34,11 +34,11 @@ struct SoakOptions {
   std::chrono::nanoseconds timeout{};
   std::uint64_t seed = 0;
 
-  // Whether ranks end and others join in their place: threads on GPUs, and ranks that do not share
-  // memory, are only late.
+  // Whether ranks end and others join in their place. On GPUs of one host processes do; ranks that
+  // are apart are only late.
   [[nodiscard]] bool ends_ranks() const {
-    return faults && (launch == Launch::kProcesses ||
-                      (launch == Launch::kThreads && backend == Backend::kCpu));
+    return faults &&
+           (launch == Launch::kProcesses || (backend == Backend::kCpu && launch != Launch::kApart));
   }
 };
 
