@@ -250,8 +250,9 @@ Envoy::Notes Envoy::answer(int source, std::span<const std::byte> text) {
     case Kind::kQuestion:
       if (text.size() != sizeof question) break;
       std::memcpy(&question, text.data(), sizeof question);
-      notes.push_back(standing(source, Kind::kStanding, question));
+      // In this order: whoever has been answered knows what has been decided.
       notes.push_back(note(source, Kind::kLetter, council_.news()));
+      notes.push_back(standing(source, Kind::kStanding, question));
       break;
     case Kind::kHoldings:
       take_holdings(source, text);

@@ -184,10 +184,12 @@ bool Roster::await_connection(int rank) {
 //
 // What is decided meanwhile may be about one of them, or about the process before, even that it is
 // let in. Whoever knows that it was does not turn to this process until it is masked again; so once
-// all have, it is this one that is meant.
+// all have, and what they know has been heard, it is this one that is meant.
 void Roster::arrive() {
   const auto is_missing = [&](int rank) { return rank != rank_ && !remote_->has_met(rank); };
   const auto start = std::chrono::steady_clock::now();
+  std::uint32_t question = 0;
+  bool has_asked_all = false;
   seam().pass(Point::kTakingPlace);
   for (;;) {
     std::vector<int> missing;
@@ -196,27 +198,32 @@ void Roster::arrive() {
     for (int rank = 0; rank < num_ranks_; ++rank) {
       if (view.active[rank]) (is_missing(rank) ? missing : met).push_back(rank);
     }
-    if (missing.empty()) break;
-    const bool is_first = met.empty() || met.front() > missing.front();
-    for (int rank = 0; rank < num_ranks_; ++rank) {
+    std::erase(met, rank_);  // the process before
+    const auto has_answered = [&](int rank) { return envoy_->has_answered(rank, question); };
+    if (missing.empty() && has_asked_all && std::ranges::all_of(met, has_answered)) break;
+    const bool is_first = !missing.empty() && (met.empty() || met.front() > missing.front());
+    for (int rank = 0; rank < num_ranks_ && !missing.empty(); ++rank) {
       if (is_first ? rank == missing.front() : is_missing(rank)) remote_->say_hello(rank);
     }
     const auto waited = std::chrono::steady_clock::now() - start;
     if (waited >= waiter_.limit()) {
+      const std::vector<int>& silent = missing.empty() ? met : missing;
       throw Error(ErrorInfo{.code = ErrorCode::kTimeout,
                             .phase = Phase::kSetup,
-                            .peer = missing.front(),
+                            .peer = silent.front(),
                             .waited = waited,
                             .limit = waiter_.limit()},
-                  list_ranks(missing) + " did not turn to this process, which is to be rank " +
+                  list_ranks(silent) + " did not turn to this process, which is to be rank " +
                       std::to_string(rank_) + ": out of reach, or connected to another still");
     }
     // Somebody who is missing may be so for good, which was decided before others knew of this
     // process.
-    static_cast<void>(envoy_->ask(met));
+    question = envoy_->ask(met);
+    has_asked_all = missing.empty();
     static_cast<void>(waiter_.within(kSayAgain).wait(
         [&] {
           remote_->progress();
+          if (has_asked_all) return std::ranges::all_of(met, has_answered);
           return is_first ? !is_missing(missing.front())
                           : std::ranges::none_of(missing, is_missing);
         },

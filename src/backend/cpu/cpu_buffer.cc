@@ -46,19 +46,7 @@ void CpuBuffer::enter(const Context& context) {
   do {
     await_completed(context, Phase::kEnter, context.epoch - 2);
   } while (peers_.begin(context));
-  if (remote_) tell_those_who_begin(context);
   seam().pass(Point::kEntered);
-}
-
-// What was sent before they adopted the view they may have dropped.
-void CpuBuffer::tell_those_who_begin(const Context& context) {
-  const Word completed = layout::make_word(context.epoch - 1, 0);
-  const runtime::RemotePeers::WordRun run{plan_.block.completed(plan_.rank), {&completed, 1}};
-  for (const int peer : peers_.active()) {
-    if (is_remote(peer) && peers_.begins_with(peer, context.epoch)) {
-      remote_->send_words(peer, {&run, 1});
-    }
-  }
 }
 
 void CpuBuffer::publish_header(const Context& context, int half, const Arguments& arguments,

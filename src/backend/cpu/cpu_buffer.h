@@ -108,8 +108,6 @@ class CpuBuffer final : public runtime::BackendBuffer {
 
   // Rule 1: waits until every peer has completed epoch - 2.
   void enter(const Context& context);
-  // Tells ranks of other hosts whose first operation this is how far this one is.
-  void tell_those_who_begin(const Context& context);
   // Publishes header and arguments to every peer; `counts` (dispatch) go before them.
   void publish_header(const Context& context, int half, const Arguments& arguments,
                       std::span<const std::int32_t> counts);

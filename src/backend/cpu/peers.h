@@ -62,10 +62,6 @@ class Peers : public runtime::Roster {
     return is_elsewhere(peer) && is_new_[peer] && layout::has_reached(view.from[peer] - 1, epoch) &&
            has_told(peer, runtime::Status::kAcked, view.number);
   }
-  // Is it this one?
-  [[nodiscard]] bool begins_with(int peer, Epoch epoch) const {
-    return is_new_[peer] && membership_->view().from[peer] == epoch;
-  }
 
   // Starts an operation; may be called again. Has another view been adopted? Throws what has failed
   // elsewhere (under the peer's code), and kMasked if this rank has been masked.
