@@ -17,6 +17,7 @@
 #include "runtime/bootstrap.h"
 #include "runtime/failure.h"
 #include "tandem/communicator.h"
+#include "tandem/info.h"
 
 namespace tandem::runtime {
 
@@ -208,6 +209,8 @@ struct Invitation {
 class NetworkInterface {
  public:
   virtual ~NetworkInterface() = default;
+
+  [[nodiscard]] virtual NetworkInfo info() const = 0;
 
   // A gathering function over a listener of rank 0 at `address` ("host:port"), for ranks that know
   // `secret`. Throws as Communicator::connect_across_hosts documents.

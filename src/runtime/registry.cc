@@ -47,6 +47,14 @@ const NetworkInterface* network() {
 
 std::string version() { return TANDEM_VERSION; }
 
+NetworkInfo network_info() {
+#if defined(TANDEM_HAS_NET)
+  return net::network().info();
+#else
+  return {};
+#endif
+}
+
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> result;
   for (const Backend which : {Backend::kCpu, Backend::kCuda}) {

@@ -5,6 +5,12 @@
 namespace tandem::tools {
 namespace {
 
+#ifdef TANDEM_WITH_NET
+constexpr bool kHasNetwork = true;
+#else
+constexpr bool kHasNetwork = false;
+#endif
+
 TEST(Info, TellsVersionBackendsAndLimits) {
   const CommandResult result = run_command("info --json -");
   EXPECT_EQ(result.exit_code, 0) << result.errors;
@@ -19,6 +25,8 @@ TEST(Info, TellsVersionBackendsAndLimits) {
   const nlohmann::json& cuda = json["backends"][1];
   EXPECT_EQ(cuda["backend"], "cuda");
   EXPECT_NE(cuda["usable"].get<bool>(), !cuda["why_not"].get<std::string>().empty());
+  EXPECT_EQ(json["network"]["built"], kHasNetwork);
+  EXPECT_EQ(json["network"]["library"].get<std::string>().starts_with("UCX 1."), kHasNetwork);
 }
 
 TEST(Info, SpeaksToPeopleToo) {

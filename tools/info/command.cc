@@ -45,6 +45,11 @@ void show_info(Report& report, const Output& output) {
     }
   }
   report.extra["backends"] = list;
+  const NetworkInfo network = network_info();
+  report.extra["network"] = {{"built", network.built},
+                             {"library", network.library},
+                             {"bears_turnover", network.bears_turnover}};
+  output.print(fmt::format("network: {}\n", network.built ? network.library : "not built"));
   const json bounds = limits();
   report.extra["limits"] = bounds;
   output.print("limits:\n");

@@ -7,6 +7,7 @@
 
 #include "common/report.h"
 #include "soak/ledger.h"
+#include "tandem/info.h"
 
 namespace tandem::tools {
 
@@ -17,10 +18,10 @@ void add_options(CLI::App& app, SoakArguments& arguments) {
       ->check(CLI::Range(0.001, 100'000.0))
       ->capture_default_str()
       ->take_last();
-  app.add_flag(
-      "--faults", arguments.faults,
-      "ranks end (not if they are apart, on GPUs only processes of one host), are stopped or "
-      "come late, and come back where they can");
+  app.add_flag("--faults", arguments.faults,
+               "ranks end (not if they are apart; on hosts with UCX 1.14 or later; on GPUs only "
+               "processes of "
+               "one host), are stopped or come late, and come back where they can");
   add_number(app, "--ranks", arguments.ranks, 1, kMaxSoakRanks, "number of ranks");
   app.add_option("--timeout", arguments.timeout_s,
                  "the longest any wait may take, in seconds\n(default: 30, with --faults 1)")
@@ -41,7 +42,8 @@ SoakOptions resolve(const SoakArguments& arguments) {
                       .ranks = num_ranks(arguments.where, arguments.ranks),
                       .timeout = timeout_of(arguments.timeout_s > 0 ? arguments.timeout_s
                                                                     : (arguments.faults ? 1 : 30)),
-                      .seed = arguments.seed};
+                      .seed = arguments.seed,
+                      .network_bears_turnover = network_info().bears_turnover};
   if (options.ranks > kMaxSoakRanks) {
     throw UsageError(fmt::format("{} hosts with {} ranks each are more than {} ranks",
                                  arguments.where.hosts, arguments.where.ranks_per_host,

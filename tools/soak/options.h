@@ -34,11 +34,14 @@ struct SoakOptions {
   std::chrono::nanoseconds timeout{};
   std::uint64_t seed = 0;
 
+  bool network_bears_turnover = false;
+
   // Whether ranks end and others join in their place. On GPUs of one host processes do; ranks that
   // are apart are only late.
   [[nodiscard]] bool ends_ranks() const {
-    return faults &&
-           (launch == Launch::kProcesses || (backend == Backend::kCpu && launch != Launch::kApart));
+    if (!faults || launch == Launch::kProcesses) return faults;
+    return backend == Backend::kCpu &&
+           (launch == Launch::kThreads || (launch == Launch::kHosts && network_bears_turnover));
   }
 };
 

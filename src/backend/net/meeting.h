@@ -19,9 +19,10 @@ struct MeetingPlace {
 };
 
 // A gathering function that may be called any number of times; the connections close with it.
-// Throws kInvalidArgument for an address that makes no sense, kResource if rank 0 cannot listen
-// there. The function throws kTimeout naming the ranks that did not come, kPeerLost for one that
-// left, kInvalidArgument where ranks contradict each other or the secret is another.
+// Waits until this host knows a way to the address. Throws kInvalidArgument for one that makes no
+// sense, kTimeout if there is no way in time, kResource if rank 0 cannot listen there. The function
+// throws kTimeout naming the ranks that did not come, kPeerLost for one that left, kInvalidArgument
+// where ranks contradict each other or the secret is another.
 Communicator::AllGather meet(const MeetingPlace& place);
 
 }  // namespace tandem::net

@@ -1,5 +1,7 @@
 #include "backend/net/net_backend.h"
 
+#include <ucp/api/ucp.h>
+
 #include "backend/net/meeting.h"
 #include "backend/net/net_bootstrap.h"
 #include "backend/net/net_door.h"
@@ -11,6 +13,16 @@ namespace {
 
 class UcxNetwork final : public runtime::NetworkInterface {
  public:
+  [[nodiscard]] NetworkInfo info() const override {
+    unsigned major = 0;
+    unsigned minor = 0;
+    unsigned release = 0;
+    ucp_get_version(&major, &minor, &release);
+    return {.built = true,
+            .library = std::string("UCX ") + ucp_get_version_string(),
+            .bears_turnover = major > 1 || minor >= 14};  // docs/network.md has which bugs
+  }
+
   [[nodiscard]] Communicator::AllGather meet(const std::string& address, const std::string& secret,
                                              int rank, int size,
                                              std::chrono::milliseconds timeout) const override {
