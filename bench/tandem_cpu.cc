@@ -69,7 +69,7 @@ class TandemExchange {
                                 : nullptr;
       return Row{values(row), scales, result_.source_tokens.as<std::int32_t>()[row]};
     });
-    check_combined(work_, rank_, out_.data());
+    check_combined(work_, rank_, out_.data(), partial_sums_ ? 2 : 1);
   }
 
  private:

@@ -201,9 +201,9 @@ void check_received(const Case& work, int rank, const std::int32_t* counts, Rece
   }
 }
 
-// Checks a rank's combined tokens, [T, H], to one rounding of bf16 (the baseline's compiler may
-// fuse products and sums). Throws std::runtime_error saying where it differs.
-inline void check_combined(const Case& work, int rank, const bfloat16* out) {
+// Checks a rank's combined tokens, [T, H], to so many roundings of bf16 (the baseline's compiler
+// may fuse products and sums). Throws std::runtime_error saying where it differs.
+inline void check_combined(const Case& work, int rank, const bfloat16* out, int num_roundings = 1) {
   const RankInput input(work, rank);
   std::vector<bfloat16> x;
   std::vector<bfloat16> y(work.hidden);
@@ -225,7 +225,8 @@ inline void check_combined(const Case& work, int rank, const bfloat16* out) {
     }
     for (int h = 0; h < work.hidden; ++h) {
       const float got = to_float(out[static_cast<std::size_t>(token) * work.hidden + h]);
-      if (!(std::fabs(got - sum[h]) <= 0x1p-8F * magnitude[h])) {
+      if (!(std::fabs(got - sum[h]) <=
+            static_cast<float>(num_roundings) * 0x1p-8F * magnitude[h])) {
         throw std::runtime_error("rank " + std::to_string(rank) + ", token " +
                                  std::to_string(token) + ", channel " + std::to_string(h) + ": " +
                                  std::to_string(got) + " instead of " + std::to_string(sum[h]));
