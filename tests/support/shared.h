@@ -2,7 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
+#include <chrono>
 #include <new>
+#include <thread>
 
 namespace tandem::test {
 
@@ -21,6 +24,19 @@ class Shared {
 
  private:
   T* value_;
+};
+
+// In shared memory: processes wait for each other, once, without the library. One that ends right
+// after a barrier of the library's may take its last message with it, which others wait for.
+class Gathering {
+ public:
+  void await(int num_ranks) {
+    ++num_here_;
+    while (num_here_ < num_ranks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  std::atomic<int> num_here_{0};
 };
 
 }  // namespace tandem::test

@@ -254,6 +254,7 @@ TEST(NetFailures, TheOthersStartAnewWithoutARankThatIsLost) {
   for (const int victim : {1, 3}) {
     SCOPED_TRACE(victim);
     const Scenario rest = without(scenario, {victim});
+    const Shared<Gathering> all_ready;
     const auto exits =
         run_processes(kShape.num_ranks, connect_on_hosts(kShape.num_ranks, 3),
                       [&](const Communicator& communicator) {
@@ -261,11 +262,8 @@ TEST(NetFailures, TheOthersStartAnewWithoutARankThatIsLost) {
                         Buffer buffer(communicator, options_for(kShape));
                         Exchange exchange(rank, scenario, buffer);
                         exchange.run(buffer);
-                        rank.barrier();
-                        if (rank.index() == victim) {
-                          std::this_thread::sleep_for(100ms);  // until what it sent has been read
-                          ::raise(SIGKILL);
-                        }
+                        all_ready->await(kShape.num_ranks);
+                        if (rank.index() == victim) ::raise(SIGKILL);
                         rank.expect_error(ErrorCode::kPeerLost, {"rank " + std::to_string(victim)},
                                           [&] { exchange.run(buffer); });
                         std::vector<bool> others(kShape.num_ranks, true);

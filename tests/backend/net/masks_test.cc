@@ -112,12 +112,13 @@ void expect_survivors_to_go_on(const Shape& shape, const std::vector<int>& victi
   SCOPED_TRACE("delay " + std::to_string(delay.count()) + " us");
   const Oracles oracles(shape);
   const Shared<Seen> seen;
+  const Shared<Gathering> all_ready;
   const auto exits = run_processes(
       shape.num_ranks, connect_on_hosts(shape.num_ranks, 3), [&](const Communicator& communicator) {
         Rank rank(communicator);
         Buffer buffer(communicator, masking(shape, 20s));
         Party party(rank, oracles, buffer);
-        rank.barrier();
+        all_ready->await(shape.num_ranks);
         if (is_among(rank.index(), victims)) {
           std::thread([delay] {
             std::this_thread::sleep_for(delay);

@@ -11,6 +11,7 @@
 
 #include "runtime/launch.h"
 #include "support/exchange.h"
+#include "support/shared.h"
 
 namespace tandem::test {
 namespace {
@@ -44,6 +45,7 @@ std::set<std::string> left_behind() {
 
 void expect_victim_to_be_missed(const char* transports, int victim) {
   const Scenario scenario = make_scenario(kShape);
+  const Shared<Gathering> all_ready;
   const auto exits = run_processes(kShape.num_ranks, [&](const Communicator& together) {
     ::setenv("UCX_TLS", transports, 1);
     ::setenv("UCX_KEEPALIVE_INTERVAL", "50ms", 1);  // or it would ask after 20 s
@@ -56,7 +58,7 @@ void expect_victim_to_be_missed(const char* transports, int victim) {
     Buffer buffer(rank.communicator(), options);
     Exchange exchange(rank, scenario, buffer);
     exchange.run(buffer);
-    rank.barrier();
+    all_ready->await(kShape.num_ranks);
     if (rank.index() == victim) ::raise(SIGKILL);
     const auto start = std::chrono::steady_clock::now();
     const auto error = runtime::error_of([&] {
