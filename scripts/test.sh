@@ -2,28 +2,55 @@
 # ./dev test and coverage.
 
 help test <<'EOF'
-./dev test [--preset=NAME,..] [--all] [--label=LABEL] [--filter=REGEX] [--json]
+./dev test [--preset=NAME,..] [--all] [--label=LABEL] [--filter=REGEX] [--ucx=VERSION] [--json]
 ./dev test --python [--filter=EXPRESSION]
 ./dev test --gpu
 Builds NAME (default dev) and runs its tests; --all: dev, asan-ubsan and tsan. --label and --filter
 choose tests by label (docs/testing.md) and by name. In a pipe only failures and ctest's closing
 lines are printed; everything is in build/NAME/test.log.
+--ucx: runs them on this version of UCX, from PyPI's wheel libucx-cu12, in place of Debian's.
 --python: installs the package into .venv, with the array frameworks that its tests need (about a
 gigabyte, once), checks python/ with ruff and mypy, and runs pytest; --filter is pytest's -k.
 --gpu: builds the preset cuda and runs all checks that need a GPU (bench/gpu.sh); their output is in
 build/cuda/gpu.
 EOF
 
+virtual_environment() { [[ -x .venv/bin/python ]] || python3 -m venv .venv; }
+
+# fetch_ucx VERSION FOLDER: the wheel's libraries, in FOLDER/libucx/lib.
+fetch_ucx() {
+  ensure python
+  virtual_environment
+  rm -rf "$2.part"
+  .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target "$2.part" \
+    "libucx-cu12==$1" && mv "$2.part" "$2"
+}
+
+# The folder of libraries of --ucx; fails where the preset's programs would not use them.
+ucx_libraries() {
+  local preset=$1 version=$OPT_ucx folder=$PWD/build/ucx/$OPT_ucx told
+  [[ -d $folder ]] || logged "build/ucx/$version.log" fetch_ucx "$version" "$folder" >&2 || return
+  told=$(LD_LIBRARY_PATH=$folder/libucx/lib "build/$preset/tools/tandem" info)
+  [[ $told == *"UCX ${version%.post*}"* ]] || die "the tests do not use UCX $version: $told"
+  echo "$folder/libucx/lib"
+}
+
 # run_ctest PRESET [CTEST OPTIONS]: ctest's closing lines, and the output of tests that failed.
 run_ctest() {
-  local preset=$1 log=build/$1/test.log status=0
+  local preset=$1 log=build/$1/test.log status=0 libraries
+  local ctest=(unrandomised "$1" env)
   shift
-  step "test $preset"
+  if [[ -n ${OPT_ucx:-} ]]; then
+    libraries=$(ucx_libraries "$preset") || return
+    ctest+=("LD_LIBRARY_PATH=$libraries")
+  fi
+  ctest+=(ctest --preset "$preset" -j "$JOBS")
+  step "test $preset${OPT_ucx:+ on UCX $OPT_ucx}"
   if [[ -t 1 && $JSON == false ]]; then
-    unrandomised "$preset" ctest --preset "$preset" -j "$JOBS" --progress "$@"
+    "${ctest[@]}" --progress "$@"
     return
   fi
-  unrandomised "$preset" ctest --preset "$preset" -j "$JOBS" "$@" >"$log" 2>&1 || status=$?
+  "${ctest[@]}" "$@" >"$log" 2>&1 || status=$?
   local shown=1  # a descriptor: opening /dev/stdout would truncate the file that it may be
   if [[ $JSON == true ]]; then shown=2; fi
   {
@@ -70,7 +97,7 @@ install_torch() {
 # The package and what its tests need, in .venv; cheap where nothing has changed.
 python_environment() {
   ensure build python
-  [[ -x .venv/bin/python ]] || python3 -m venv .venv
+  virtual_environment
   .venv/bin/python -m pip install -q --disable-pip-version-check -r python/requirements-test.txt
   install_torch
   if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
@@ -94,7 +121,7 @@ test_python() {
 }
 
 cmd_test() {
-  parse test "--all --gpu --preset= --label= --filter= --python --json" "$@"
+  parse test "--all --gpu --preset= --label= --filter= --python --ucx= --json" "$@"
   no_arguments test
   if [[ ${OPT_python:-false} == true ]]; then
     test_python

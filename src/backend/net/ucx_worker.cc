@@ -22,13 +22,12 @@ constexpr int kMostTurns = 1000;
 // Sets what the user has left open.
 void set_default(ucp_config_t* config, const std::string& name, const char* value) {
   if (std::getenv(("UCX_" + name).c_str()) != nullptr) return;
-  const auto set = [&](const std::string& key) {
-    check(ucp_config_modify(config, key.c_str(), value), "setting UCX's " + name);
-  };
-  set(name);
-  // UCX 1.13 knows what belongs to a transport without the transport's name only.
+  check(ucp_config_modify(config, name.c_str(), value), "setting UCX's " + name);
+  // UCX 1.13 knows what belongs to a transport without the transport's name only, and says nothing
+  // of names that it does not know; 1.20 refuses them.
   for (const std::string transport : {"TCP_", "MM_"}) {
-    if (name.starts_with(transport)) set(name.substr(transport.size()));
+    if (!name.starts_with(transport)) continue;
+    static_cast<void>(ucp_config_modify(config, name.substr(transport.size()).c_str(), value));
   }
 }
 
