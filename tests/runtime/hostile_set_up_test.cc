@@ -43,7 +43,7 @@ Heard listen_to(int rank, const std::function<void(int fd)>& talk) {
   const Descriptor peer(ends[1]);
   std::vector<Channel> channels(rank == 0 ? 2 : 1);
   channels.back() = Channel(Descriptor(ends[0]));
-  SocketBootstrap bootstrap(rank, 2, milliseconds(3000), std::move(channels));
+  SocketBootstrap bootstrap(rank, 2, milliseconds(30'000), std::move(channels));
   std::atomic<bool> over = false;
   Heard outcome;
   std::thread talker([&] {

@@ -106,7 +106,7 @@ class SharedCounter {
   SharedCounter(const SharedCounter&) = delete;
   SharedCounter& operator=(const SharedCounter&) = delete;
 
-  void add_one() { ++*count_; }
+  void add_one() const { ++*count_; }
   void wait_for(int count) const {
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (*count_ < count) {
@@ -123,7 +123,7 @@ class SharedCounter {
 struct Attempt {
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{10'000};
+  std::chrono::milliseconds timeout{60'000};
   std::chrono::milliseconds delay{0};
 };
 

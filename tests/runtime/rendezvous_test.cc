@@ -157,7 +157,7 @@ TEST(Rendezvous, MissingRanksAreNamedToEverybodyInTime) {
     expect_error(outcome, ErrorCode::kTimeout, 1, {"ranks 1 and 3 of 5 did not come", "2000"});
     EXPECT_EQ(outcome.error->info().phase, Phase::kSetup);
     EXPECT_EQ(outcome.error->info().limit, milliseconds(2000));
-    EXPECT_LT(outcome.took, milliseconds(9000));
+    EXPECT_LT(outcome.took, milliseconds(30'000));
   }
   // Who came first, whose time it was that ran out.
   const auto first = std::ranges::max_element(outcomes, {}, &Outcome::took);
@@ -170,7 +170,7 @@ TEST(Rendezvous, TheShortestTimeoutCountsForAll) {
                                   {.rank = 1, .size = 3, .timeout = milliseconds(2000)}});
   for (const auto& outcome : outcomes) {
     expect_error(outcome, ErrorCode::kTimeout, 2, {"rank 2 of 3"});
-    EXPECT_LT(outcome.took, milliseconds(9000));
+    EXPECT_LT(outcome.took, milliseconds(30'000));
   }
 }
 
@@ -191,7 +191,7 @@ TEST(Rendezvous, DifferentSizesAreReportedToAll) {
   for (const auto& outcome : outcomes) {
     expect_error(outcome, ErrorCode::kInvalidArgument, 1,
                  {"rank 1 says that there are 4 ranks, rank 0 says 3"});
-    EXPECT_LT(outcome.took, milliseconds(9000));
+    EXPECT_LT(outcome.took, milliseconds(30'000));
   }
 }
 
@@ -338,8 +338,7 @@ TEST(Rendezvous, AMemberThatTalksNonsenseIsLost) {
       _exit(sent ? 0 : 1);
     }
     {
-      const Communicator communicator =
-          Communicator::connect(name, 0, 2, {.timeout = milliseconds(5000)});
+      const Communicator communicator = Communicator::connect(name, 0, 2);
       const auto error = error_of([&] { communicator.barrier(); });
       ASSERT_TRUE(error);
       EXPECT_EQ(error->code(), ErrorCode::kPeerLost) << error->what();
@@ -371,22 +370,28 @@ TEST(Rendezvous, AnotherUserIsKeptOut) {
   if (child == 0) {
     const RawAddress address(name);
     if (setuid(65534) != 0) _exit(2);
-    for (int attempt = 0; attempt < 10'000; ++attempt) {
+    for (int attempt = 0; attempt < 60'000; ++attempt) {
       const Descriptor raw = raw_socket();
       if (connect(raw.get(), address.get(), address.length) == 0) {
         const std::string hello = hello_of(kProtocolVersion, 1, 2);
         static_cast<void>(send(raw.get(), hello.data(), hello.size(), MSG_NOSIGNAL));
-        _exit(read_all(raw).empty() ? 0 : 1);  // closed without a word
+        char byte = 0;
+        _exit(recv(raw.get(), &byte, 1, 0) <= 0 ? 0 : 1);  // closed without a word
       }
       usleep(1000);
     }
     _exit(3);
   }
-  const auto outcomes = connect_all(name, {{.rank = 0, .size = 2, .timeout = milliseconds(1000)}});
-  expect_error(outcomes[0], ErrorCode::kTimeout, 1, {"rank 1 of 2"});
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  std::thread member([&] {  // the place is free for it
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    const auto late = connect_all(name, {{.rank = 1, .size = 2, .timeout = milliseconds(20'000)}});
+    EXPECT_TRUE(late[0].communicator);
+  });
+  const auto outcomes = connect_all(name, {{.rank = 0, .size = 2}});
+  member.join();
+  EXPECT_TRUE(outcomes[0].communicator) << outcomes[0].error->what();
 }
 
 TEST(Rendezvous, ANameHeldByAnotherUserIsRefused) {

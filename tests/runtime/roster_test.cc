@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "runtime/buffer_state.h"
 #include "tandem/communicator.h"
@@ -23,9 +25,16 @@ constexpr Leads kLeads{.mask = 4, .unmask = 6};
 struct End {
   BufferPlan plan;
   layout::Doorbell doorbell{};
+  const Membership* membership;  // the roster's
   Roster roster;
 
   End(const Communicator& communicator, std::chrono::nanoseconds timeout)
+      : End(communicator, timeout,
+            std::make_unique<Membership>(*communicator.bootstrap(), communicator.size(), kFirst)) {}
+
+ private:
+  End(const Communicator& communicator, std::chrono::nanoseconds timeout,
+      std::unique_ptr<Membership> made)
       : plan(make_plan({.num_experts = communicator.size(),
                         .max_tokens = 1,
                         .max_hidden = 16,
@@ -33,8 +42,8 @@ struct End {
                         .timeout = timeout,
                         .first_epoch = kFirst},
                        communicator.rank(), communicator.size())),
-        roster(plan, Waiter(doorbell, timeout, communicator.size()), nullptr,
-               std::make_unique<Membership>(*communicator.bootstrap(), communicator.size(), kFirst),
+        membership(made.get()),
+        roster(plan, Waiter(doorbell, timeout, communicator.size()), nullptr, std::move(made),
                {.ring = [] {},
                 .forget = [](std::span<const int>) {},
                 .meet = [](int) { return false; }},
@@ -138,7 +147,11 @@ TEST(Roster, ChangesHoldFromOperationsAhead) {
 // Whoever does not come is left behind, in the past of all; the others start together.
 TEST(Roster, StartsTogetherWithoutTheMissing) {
   run_threads(3, [&](const Communicator& communicator) {
-    End end(communicator, 1s);
+    // Rank 0 alone is impatient, once rank 1 is there.
+    End end(communicator, communicator.rank() == 0 ? 1s : 20s);
+    while (communicator.rank() == 0 && end.membership->ask(1, Status::kRecovering) == 0) {
+      std::this_thread::yield();
+    }
     if (communicator.rank() != 2) {
       const Roster::Start start = end.roster.recover(40U + communicator.rank());
       EXPECT_FALSE(start.let_in);

@@ -223,12 +223,10 @@ TEST(NetFailures, AllRecoverAfterATimeout) {
 
 // Rows of the operation that failed are still under way when the link is there again.
 TEST(NetFailures, AllRecoverAfterACut) {
-  expect_new_starts(1, [](Rank& rank, Buffer& buffer, Exchange& exchange, int) {
-    rank.barrier();
-    if (rank.index() == 0) {
-      std::this_thread::sleep_for(300ms);  // until all have left the barrier
-      hosts().set_link(1, false);
-    }
+  const Shared<Gathering> all_ready;
+  expect_new_starts(1, [&](Rank& rank, Buffer& buffer, Exchange& exchange, int) {
+    all_ready->await(kShape.num_ranks);
+    if (rank.index() == 0) hosts().set_link(1, false);
     const auto error = runtime::error_of([&] {
       for (;;) exchange.run(buffer);
     });
