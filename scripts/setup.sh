@@ -34,6 +34,20 @@ missing_packages() {
   done
 }
 
+# update_lists [SUDO]: `apt-get update`, which unlike an installation does not wait for another apt
+# (a machine's own daily one) that is at the same.
+update_lists() {
+  local log=build/setup.log limit=$((SECONDS + 600))
+  mkdir -p build
+  until "$@" env LC_ALL=C apt-get update -qq >"$log" 2>&1; do
+    if ! grep -q 'Could not get lock' "$log" || ((SECONDS > limit)); then
+      cat "$log" >&2
+      return 1
+    fi
+    sleep 1
+  done
+}
+
 install_packages() {
   local sudo=()
   if ((EUID != 0)); then
@@ -41,7 +55,7 @@ install_packages() {
     sudo=(sudo)
   fi
   printf 'Installing %s\n' "$*" >&2
-  logged build/setup.log "${sudo[@]}" apt-get update -qq
+  update_lists "${sudo[@]}"
   logged build/setup.log "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -o DPkg::Lock::Timeout=600 install -qq -y --no-install-recommends "$@" </dev/null
 }

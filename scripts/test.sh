@@ -116,7 +116,7 @@ test_python() {
   # From another folder: what is tested is what is installed.
   local filter=()
   if [[ -n ${OPT_filter:-} ]]; then filter=(-k "$OPT_filter"); fi
-  (cd build/python && ../../.venv/bin/python -m pytest -q -c ../../pyproject.toml \
+  (cd build/python && timeout --foreground 3600 ../../.venv/bin/python -m pytest -q -c ../../pyproject.toml \
     --rootdir ../.. ../../python/tests "${filter[@]}")
 }
 

@@ -394,10 +394,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(run, (arguments.ranks, arguments.device, port), arguments.ranks)
+    with socket.socket() as holder:  # which keeps others from the port
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        mp.spawn(run, (arguments.ranks, arguments.device, port), arguments.ranks)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,22 @@ from typing import Any
 
 import tandem_ep
 
+_held_ports: list[socket.socket] = []
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """No other process is given it while this one lives: a socket that is bound and does not listen
+    keeps it. Whoever is told of it may listen there, with SO_REUSEADDR as servers do."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _held_ports.append(holder)
+    return int(holder.getsockname()[1])
+
+
+def shared_memory_names() -> set[str]:
+    """Tandem's; those of other programs come and go."""
+    return {name for name in os.listdir("/dev/shm") if "tandem" in name}
 
 
 def start(ranks: int, body: Callable[..., None], *arguments: Any) -> list[Any]:

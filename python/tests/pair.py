@@ -11,6 +11,10 @@ from frameworks import to_numpy
 from oracle import DTYPES, Case, check_received, combined, expert_output, without
 
 
+class Missed(Exception):
+    """Somebody took no part who was to."""
+
+
 def buffer_options(case: Case) -> dict[str, Any]:
     return {
         "num_experts": case.experts,
@@ -50,8 +54,10 @@ def run_pair(
     zero_copy: bool = False,
     partial_sums: bool = False,
     stream: Any = None,
+    expected: Optional[list[bool]] = None,
 ) -> list[bool]:
-    """Returns who took part, by rank, in the dispatch and the combine alike."""
+    """Returns who took part, by rank, in the dispatch and the combine alike. Raises Missed if that
+    is not who is expected; what came is judged where it is, or nobody is."""
     rank = buffer.rank
     x, idx = framework.array(case.x[rank]), framework.array(case.idx[rank])
     weights = framework.array(case.weights[rank])
@@ -64,6 +70,8 @@ def run_pair(
         assert result.hook is not None
         result.hook()
     active = result.handle.active()
+    if expected is not None and active != expected:
+        raise Missed
     case = without(case, [other for other in range(case.ranks) if not active[other]])
     received = to_numpy(framework, result)
     check_received(case, rank, received, format or case.dtype, layout, alignment)
@@ -79,8 +87,9 @@ def run_pair(
     if hook:
         answer, receive = answer
         receive()
+    if result.handle.active() != active:
+        raise Missed
     got = framework.to_numpy(answer)
     assert got.dtype == dtype
     assert got.tobytes() == combined(case, rank, dtype, partial_sums).tobytes()
-    assert result.handle.active() == active
     return active

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tandem_ep
+from launch import shared_memory_names
 from oracle import BF16
 
 OPTIONS = {"num_experts": 4, "max_tokens": 4, "max_hidden": 64, "max_topk": 2, "timeout": 20.0}
@@ -31,8 +32,9 @@ def num_descriptors() -> int:
 
 
 def num_shared_mappings() -> int:
+    gc.collect()  # what tests before this one have left to it
     with open("/proc/self/maps") as maps:
-        return sum("memfd" in line for line in maps)
+        return sum("memfd:tandem" in line for line in maps)
 
 
 def test_view_outlives_its_buffer() -> None:
@@ -63,11 +65,9 @@ def test_memory_goes_with_the_last_view() -> None:
         return rows[1:2, 2:]
 
     part = alone(body)
-    gc.collect()
     held = num_shared_mappings()
     assert part[0, 0, 0] == 1
     del part
-    gc.collect()
     assert num_shared_mappings() == before
     assert held >= before
 
@@ -147,7 +147,6 @@ def test_capsule_that_nobody_takes_frees_its_share() -> None:
         assert not hasattr(view, "__cuda_array_interface__")
 
     alone(body)
-    gc.collect()
     assert num_shared_mappings() == before
 
 
@@ -159,17 +158,15 @@ def test_fifty_buffers_leave_nothing() -> None:
             buffer.combine(np.ones((*received.x.shape[:2], 64), BF16),
                            np.ones((4, 2), np.float32), received.handle)  # fmt: skip
 
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory_names()
     tandem_ep.run_threads(2, lambda c: body(c) if c.size == 1 else None)
     alone(body)
-    gc.collect()
-    descriptors, mappings = num_descriptors(), num_shared_mappings()
+    mappings, descriptors = num_shared_mappings(), num_descriptors()
     for _ in range(50):
         alone(body)
-    gc.collect()
-    assert num_descriptors() == descriptors
     assert num_shared_mappings() == mappings
-    assert set(os.listdir("/dev/shm")) == shared
+    assert num_descriptors() == descriptors
+    assert shared_memory_names() == shared
 
 
 def test_two_buffers_side_by_side() -> None:

@@ -15,7 +15,7 @@ import tandem_ep
 from frameworks import Numpy, Torch
 from launch import join, run_ranks, start
 from oracle import Case
-from pair import buffer_options, run_pair
+from pair import Missed, buffer_options, run_pair
 from tandem_ep import Buffer, Communicator, Error, ErrorCode
 
 FRAMEWORKS = {"numpy": Numpy, "torch": Torch}
@@ -105,17 +105,21 @@ def is_missed_alone(communicator: Communicator, framework: Any, way: dict[str, A
                     timeout: float) -> bool:  # fmt: skip
     """The victim is late. False if others were missed too: the machine was too slow for this."""
 
-    def pair() -> Optional[list[bool]]:
+    def is_pair_of(expected: list[bool]) -> bool:
         try:
-            return run_pair(buffer, CASE, framework, **way)
-        except Error as error:
-            assert error.code == ErrorCode.MASKED
-            return None
+            run_pair(buffer, CASE, framework, expected=expected, **way)
+        except Missed:
+            return False
+        except Error as error:  # who was missed; who was to wait for it to be at rest
+            assert error.code == ErrorCode.MASKED or error.phase == "membership", error
+            return False
+        return True
 
     with Buffer(communicator, **masking(timeout=timeout)) as buffer:
-        if not everyone(communicator, pair() == ALL):
+        if not everyone(communicator, is_pair_of(ALL)):
             return False
-        if not everyone(communicator, buffer.rank == VICTIM or pair() == REST):  # in that very step
+        # In that very step.
+        if not everyone(communicator, buffer.rank == VICTIM or is_pair_of(REST)):
             return False
         if buffer.rank == VICTIM:
             raises(ErrorCode.MASKED, "has been masked", run_pair, buffer, CASE, framework, **way)

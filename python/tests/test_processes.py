@@ -13,7 +13,7 @@ import pytest
 
 import tandem_ep
 from frameworks import Numpy, Torch
-from launch import free_port, join, run, start
+from launch import free_port, join, run, shared_memory_names, start
 from oracle import Case
 from pair import buffer_options, run_pair
 
@@ -128,12 +128,10 @@ def survivor(rank: int, ranks: int, name: str) -> None:
 
 
 def test_killed_rank_is_named_and_leaves_nothing() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory_names()
     processes = start(3, survivor, f"killed-rank-{os.getpid()}")
     assert join(processes) == [0, -signal.SIGKILL, 0]
-    # What multiprocessing itself keeps there goes with its resource tracker.
-    left = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-    assert left <= before
+    assert shared_memory_names() == before
 
 
 def test_missing_rank_is_named_in_set_up() -> None:

@@ -139,7 +139,7 @@ TEST(Hosts, SoakReplacesEndedRanks) {
   json faults;
   for (const char* const minutes : {"0.1", "0.4", "1"}) {
     const json object =
-        run_on_hosts(std::string("soak --faults --seed 1 --timeout 4 --json - --launch hosts "
+        run_on_hosts(std::string("soak --faults --seed 1131 --timeout 4 --json - --launch hosts "
                                  "--hosts 3 --ranks-per-host 2 --minutes ") +
                      minutes);
     ASSERT_EQ(object["errors"]["unexpected"], 0);

@@ -35,7 +35,7 @@ int Menace::num_spared() const {
   return plan_.options.launch == Launch::kHosts ? plan_.options.ranks / 2 + 1 : 2;
 }
 
-void Menace::end(int rank) {
+void Menace::end(int rank, pid_t process) {
   Ledger::Rank& victim = ledger_.ranks[rank];
   victim.faulted = true;
   victim.dead = true;
@@ -43,12 +43,12 @@ void Menace::end(int rank) {
   if (plan_.options.launch == Launch::kThreads) {
     victim.must_leave = true;
   } else {
-    kill(victim.process, SIGKILL);
+    kill(process, SIGKILL);
   }
 }
 
 // Longer than anybody waits, or not.
-void Menace::hold(int rank) {
+void Menace::hold(int rank, pid_t process) {
   using std::chrono::milliseconds;
   Ledger::Rank& victim = ledger_.ranks[rank];
   std::minstd_rand random(static_cast<unsigned>(plan_.seed + ledger_.operations));
@@ -63,9 +63,9 @@ void Menace::hold(int rank) {
     return;
   }
   ++ledger_.stopped;
-  kill(victim.process, SIGSTOP);
+  kill(process, SIGSTOP);
   pause(duration);
-  kill(victim.process, SIGCONT);
+  kill(process, SIGCONT);
 }
 
 void Menace::act() {
@@ -73,11 +73,14 @@ void Menace::act() {
   while (pause(std::chrono::milliseconds(50 + random() % 1500))) {
     const int rank =
         1 + static_cast<int>(random() % static_cast<unsigned>(plan_.options.ranks - 1));
-    if (ledger_.ranks[rank].dead || ledger_.ranks[rank].process == 0) continue;
+    // Looked at once: a rank that is done says 0 from then on, and a signal to process 0 goes to
+    // all of this program and of whoever started it.
+    const pid_t process = ledger_.ranks[rank].process;
+    if (ledger_.ranks[rank].dead || process == 0) continue;
     if (plan_.options.ends_ranks() && random() % 3 == 0 && num_alive() > num_spared()) {
-      end(rank);
+      end(rank, process);
     } else {
-      hold(rank);
+      hold(rank, process);
     }
   }
 }

@@ -2,6 +2,8 @@
 // for a while, threads leave or come late. Rank 0 is spared and carries this out.
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -23,8 +25,8 @@ class Menace {
   void act();
   // False if this object goes meanwhile.
   bool pause(std::chrono::milliseconds duration);
-  void end(int rank);
-  void hold(int rank);
+  void end(int rank, pid_t process);
+  void hold(int rank, pid_t process);
   [[nodiscard]] int num_alive() const;
   [[nodiscard]] int num_spared() const;
 
