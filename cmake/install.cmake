@@ -9,4 +9,5 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tandem-config.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/tandem-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/tandem-config.cmake
-  ${PROJECT_BINARY_DIR}/tandem-config-version.cmake DESTINATION ${tandem_cmake_dir})
+  ${PROJECT_BINARY_DIR}/tandem-config-version.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/FindUCX.cmake DESTINATION ${tandem_cmake_dir})

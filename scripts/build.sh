@@ -20,13 +20,16 @@ unrandomised() {
 
 # build_preset PRESET [CMAKE OPTIONS]
 build_preset() {
-  local preset=$1
-  shift
+  local preset=$1 options=("${@:2}")
+  # Presets make warnings errors; a newer compiler than CI's may warn of what is not known here.
+  if [[ -z ${CI:-} && $(c++ -dumpversion) != 12* ]]; then
+    options+=(-DCMAKE_COMPILE_WARNING_AS_ERROR=OFF)
+  fi
   if command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   fi
   step "build $preset"
-  logged "build/$preset/configure.log" cmake --preset "$preset" "$@" &&
+  logged "build/$preset/configure.log" cmake --preset "$preset" "${options[@]}" &&
     logged "build/$preset/build.log" unrandomised "$preset" cmake --build --preset "$preset" -j "$JOBS"
 }
 
@@ -75,13 +78,13 @@ EOF
 cmd_examples() {
   parse examples "--shared" "$@"
   no_arguments examples
-  ensure build
+  ensure build test
   local kind=static options=(-DBUILD_SHARED_LIBS=OFF)
   if [[ ${OPT_shared:-false} == true ]]; then kind=shared options=(-DBUILD_SHARED_LIBS=ON); fi
   local root=$PWD/build/examples-$kind
   step "examples from an installed prefix ($kind library)"
   logged "$root/library.log" cmake -S . -B "$root/library" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-    -DTANDEM_TESTS=OFF -DTANDEM_TOOLS=OFF --install-prefix "$root/prefix" "${options[@]}"
+    -DTANDEM_NET=ON -DTANDEM_TESTS=OFF -DTANDEM_TOOLS=OFF --install-prefix "$root/prefix" "${options[@]}"
   logged "$root/library.log" cmake --build "$root/library" -j "$JOBS" --target install
   logged "$root/configure.log" cmake -S examples -B "$root/build" -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$root/prefix"

@@ -14,8 +14,8 @@ constexpr std::int64_t kMaxTokens = 1 << 30;
 constexpr std::int64_t kMaxExperts = 1 << 20;
 
 // -1 in `shape`: any extent. Throws unless the tensor is as described.
-const SafetensorsTensor& require(const Safetensors& file, const std::string& name,
-                                 const std::string& dtype, const std::vector<std::int64_t>& shape) {
+SafetensorsTensor require(const Safetensors& file, const std::string& name,
+                          const std::string& dtype, const std::vector<std::int64_t>& shape) {
   const SafetensorsTensor& tensor = file.at(name);
   if (tensor.dtype != dtype) {
     throw SafetensorsError(fmt::format("{} is {}, not {}", name, tensor.dtype, dtype));
@@ -59,11 +59,11 @@ std::vector<std::int64_t> widened(const SafetensorsTensor& tensor) {
 
 LayerWeights load_weights(const Safetensors& file) {
   LayerWeights weights;
-  const SafetensorsTensor& w1 = require(file, "w1", "BF16", {-1, -1, -1});
+  const SafetensorsTensor w1 = require(file, "w1", "BF16", {-1, -1, -1});
   weights.num_experts = extent(w1, 0, "w1's number of experts", 1, kMaxExperts);
   weights.hidden = extent(w1, 1, "w1's hidden size", 1, kMaxHidden);
   weights.ffn = extent(w1, 2, "w1's inner size", 1, 1 << 20);
-  const SafetensorsTensor& w2 =
+  const SafetensorsTensor w2 =
       require(file, "w2", "BF16", {weights.num_experts, weights.ffn, weights.hidden});
   weights.w1 = elements_of<bfloat16>(w1);
   weights.w2 = elements_of<bfloat16>(w2);
@@ -72,9 +72,9 @@ LayerWeights load_weights(const Safetensors& file) {
 
 LayerInput load_input(const Safetensors& file, const LayerWeights& weights) {
   LayerInput input{.routing = "topk_idx"};
-  const SafetensorsTensor& x = require(file, "x", "BF16", {-1, weights.hidden});
+  const SafetensorsTensor x = require(file, "x", "BF16", {-1, weights.hidden});
   input.num_tokens = extent(x, 0, "x's number of tokens", 0, kMaxTokens);
-  const SafetensorsTensor& topk_idx = require(file, "topk_idx", "I64", {input.num_tokens, -1});
+  const SafetensorsTensor topk_idx = require(file, "topk_idx", "I64", {input.num_tokens, -1});
   input.topk = extent(topk_idx, 1, "topk_idx's top-k", 1, kMaxTopk);
   input.x = elements_of<bfloat16>(x);
   input.topk_idx = elements_of<std::int64_t>(topk_idx);
