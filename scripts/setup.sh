@@ -34,12 +34,14 @@ missing_packages() {
   done
 }
 
-# update_lists [SUDO]: `apt-get update`, which unlike an installation does not wait for another apt
-# (a machine's own daily one) that is at the same.
-update_lists() {
-  local log=build/setup.log limit=$((SECONDS + 600))
+# apt-get as root, which waits for another apt (a machine's own daily one): by itself it does so for
+# one of its three locks.
+apt_get() {
+  local sudo=() log=build/setup.log limit=$((SECONDS + 600))
+  if ((EUID != 0)); then sudo=(sudo); fi
   mkdir -p build
-  until "$@" env LC_ALL=C apt-get update -qq >"$log" 2>&1; do
+  until "${sudo[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive \
+    apt-get -o DPkg::Lock::Timeout=600 -qq "$@" </dev/null >"$log" 2>&1; do
     if ! grep -q 'Could not get lock' "$log" || ((SECONDS > limit)); then
       cat "$log" >&2
       return 1
@@ -49,15 +51,10 @@ update_lists() {
 }
 
 install_packages() {
-  local sudo=()
-  if ((EUID != 0)); then
-    command -v sudo >/dev/null || die "needs root or sudo to install: $*"
-    sudo=(sudo)
-  fi
+  ((EUID == 0)) || command -v sudo >/dev/null || die "needs root or sudo to install: $*"
   printf 'Installing %s\n' "$*" >&2
-  update_lists "${sudo[@]}"
-  logged build/setup.log "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get -o DPkg::Lock::Timeout=600 install -qq -y --no-install-recommends "$@" </dev/null
+  apt_get update
+  apt_get install -y --no-install-recommends "$@"
 }
 
 # Installs what the purposes given still lack; returns at once where there is nothing to do.

@@ -7,9 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <fstream>
 #include <sstream>
 #include <system_error>
+#include <thread>
 
 extern char** environ;
 
@@ -22,6 +24,29 @@ std::string read_file(const std::string& path) {
   std::ostringstream text;
   text << stream.rdbuf();
   return text.str();
+}
+
+std::vector<pid_t> children_of(pid_t parent) {
+  const std::string id = std::to_string(parent);
+  std::istringstream list(read_file("/proc/" + id + "/task/" + id + "/children"));
+  std::vector<pid_t> processes;
+  for (pid_t process; list >> process;) processes.push_back(process);
+  return processes;
+}
+
+// Has it used more processor time than set-up takes?
+bool is_at_work(pid_t process) {
+  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  const std::size_t end = line.rfind(')');
+  if (end == std::string::npos) return false;
+  std::istringstream fields(line.substr(end + 1));
+  std::string skipped;
+  for (int field = 3; field < 14; ++field) fields >> skipped;
+  long user_ticks = 0;  // field 14, of 10 ms
+  fields >> user_ticks;
+  return user_ticks > 20;
 }
 
 }  // namespace
@@ -63,12 +88,14 @@ RunningCommand::~RunningCommand() {
   unlink(errors_path_.c_str());
 }
 
-std::vector<pid_t> RunningCommand::children() const {
-  const std::string id = std::to_string(process_);
-  std::istringstream list(read_file("/proc/" + id + "/task/" + id + "/children"));
-  std::vector<pid_t> processes;
-  for (pid_t process; list >> process;) processes.push_back(process);
-  return processes;
+pid_t RunningCommand::rank_at_work(int rank, std::size_t num_ranks) const {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (std::chrono::steady_clock::now() < deadline) {
+    const std::vector<pid_t> ranks = children_of(process_);  // forked in the order of ranks
+    if (ranks.size() == num_ranks && is_at_work(ranks[rank])) return ranks[rank];
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // nothing depends on it
+  }
+  return -1;
 }
 
 CommandResult RunningCommand::wait() {

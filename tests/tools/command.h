@@ -27,7 +27,8 @@ class RunningCommand {
   RunningCommand& operator=(const RunningCommand&) = delete;
 
   [[nodiscard]] pid_t process() const { return process_; }
-  [[nodiscard]] std::vector<pid_t> children() const;
+  // The process of a rank, once it is at work; -1 if that takes more than a minute.
+  [[nodiscard]] pid_t rank_at_work(int rank, std::size_t num_ranks) const;
   CommandResult wait();
 
  private:

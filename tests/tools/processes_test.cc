@@ -6,10 +6,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <set>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -158,21 +156,6 @@ TEST(Hosts, RunLayerIsTheSameAsInThreads) {
 }
 #endif
 
-// Has it used more processor time than set-up takes?
-bool is_at_work(pid_t process) {
-  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
-  std::string line;
-  std::getline(stat, line);
-  const std::size_t end = line.rfind(')');
-  if (end == std::string::npos) return false;
-  std::istringstream fields(line.substr(end + 1));
-  std::string skipped;
-  for (int field = 3; field < 14; ++field) fields >> skipped;
-  long user_ticks = 0;  // field 14, of 10 ms
-  fields >> user_ticks;
-  return user_ticks > 20;
-}
-
 // Three ranks that time one combination and will not end by themselves.
 class EndlessRun {
  public:
@@ -205,16 +188,7 @@ class EndlessRun {
                   "--timeout",
                   "2"}) {}
 
-  // The process of rank 1, once it is at work; -1 if that takes more than a minute.
-  [[nodiscard]] pid_t rank_1() const {
-    const auto deadline = Clock::now() + std::chrono::seconds(60);
-    while (Clock::now() < deadline) {
-      const std::vector<pid_t> ranks = command_.children();  // forked in the order of ranks
-      if (ranks.size() == 3 && is_at_work(ranks[1])) return ranks[1];
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // nothing depends on it
-    }
-    return -1;
-  }
+  [[nodiscard]] pid_t rank_1() const { return command_.rank_at_work(1, 3); }
 
   // Waits for the end and expects failures, those of rank 1's peers naming it, with `reason`.
   json expect_failure(const std::string& reason) {
@@ -235,7 +209,6 @@ class EndlessRun {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   RunningCommand command_;
 };
 
