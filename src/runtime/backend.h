@@ -47,14 +47,15 @@ struct DispatchCall {
   Placement placement = Placement::kPacked;  // never kAutomatic
   Layout layout = Layout::kPadded;
   std::int32_t row_alignment = 1;
-  bool partial_sums = false;     // with topk_weights
-  ConstTensorView topk_weights;  // [T, K] float32
+  ConstTensorView topk_weights;  // [T, K] float32; given, its combine goes by partial sums
   int half = 0;                  // of the view, the handle's arrays and, later, the combine region
   std::uint64_t id = 0;    // of the dispatch on this rank; the combine of its handle says it again
   TensorView recv_x;       // kSlotted: row-major
   TensorView recv_scales;  // kSlotted, fp8
   void* stream = nullptr;
   int num_sms = 0;  // 0: the backend's default
+
+  [[nodiscard]] bool partial_sums() const { return topk_weights.has_value(); }
 };
 
 struct CombineCall {

@@ -193,7 +193,6 @@ DispatchResult BufferState::dispatch(const ConstTensorView& x, const ConstTensor
                   .placement = arguments.placement,
                   .layout = options.layout,
                   .row_alignment = options.layout == Layout::kPacked ? options.row_alignment : 1,
-                  .partial_sums = options.topk_weights.has_value(),
                   .topk_weights = options.topk_weights,
                   .half = handle->dispatch.half,
                   .id = handle->dispatch.id,
@@ -322,7 +321,7 @@ Hook BufferState::combine(const ConstTensorView& y, const ConstTensorView& topk_
                          {.num_tokens = state.call.num_tokens,
                           .topk = state.call.topk,
                           .rows = state.rows,
-                          .partial_sums = state.call.partial_sums},
+                          .partial_sums = state.call.partial_sums()},
                          plan_.options);
   sequence_.require_combine(state.dispatch, options.return_hook);
 

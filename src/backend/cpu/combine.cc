@@ -17,7 +17,7 @@ void CpuBuffer::fill_arguments(const runtime::CombineCall& call, Arguments& argu
                                            .element = static_cast<std::uint32_t>(call.dtype),
                                            .placement = call.dispatch.placement,
                                            .layout = call.dispatch.layout,
-                                           .partial_sums = call.dispatch.partial_sums});
+                                           .partial_sums = call.dispatch.partial_sums()});
   arguments[static_cast<int>(layout::Argument::kAlignment)] =
       static_cast<std::uint32_t>(call.dispatch.row_alignment);
 }
@@ -46,7 +46,7 @@ void CpuBuffer::send_combine(const runtime::CombineCall& call, const Context& co
     stage_rows(call);
     seam().pass(Point::kStaged);
   }
-  if (remote_ && call.dispatch.partial_sums) {
+  if (remote_ && call.dispatch.partial_sums()) {
     push_parts(call, context);
   } else if (remote_) {
     push_rows(call, context);
@@ -66,7 +66,7 @@ void CpuBuffer::receive_combine(const runtime::CombineCall& call, const Context&
   do {
     seam().pass(Point::kPulling);
     locate_outputs(call, context);
-    if (call.dispatch.partial_sums) {
+    if (call.dispatch.partial_sums()) {
       add_parts(call, context);
     } else {
       add_rows(call);

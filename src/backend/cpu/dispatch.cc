@@ -28,7 +28,7 @@ void fill_arguments(const runtime::DispatchCall& call,
                                            .element = static_cast<std::uint32_t>(call.row.format),
                                            .placement = call.placement,
                                            .layout = call.layout,
-                                           .partial_sums = call.partial_sums});
+                                           .partial_sums = call.partial_sums()});
   arguments[static_cast<int>(layout::Argument::kAlignment)] =
       static_cast<std::uint32_t>(call.row_alignment);
 }
@@ -56,7 +56,7 @@ void CpuBuffer::dispatch(const runtime::DispatchCall& call, runtime::Stage stage
     half.selections.swap(selections_);
     half.sent.swap(sent_);
     const auto* const weights = call.topk_weights.as<float>();
-    half.weights.assign(weights, weights + (call.partial_sums ? half.selections.size() : 0));
+    half.weights.assign(weights, weights + (call.partial_sums() ? half.selections.size() : 0));
     const Context context{Operation::kDispatch, next_epoch_++};
     half.dispatch_epoch = context.epoch;
     run(context.epoch, [&] { send_dispatch(call, context); });

@@ -105,11 +105,11 @@ void CpuBuffer::send_parcels(const runtime::DispatchCall& call, const Context& c
     remote_->send_to_landing(
         peer, {.rows = reinterpret_cast<const std::byte*>(list),
                .count = 1,
-               .pitch = layout::Parcel::list_bytes(num_rows, call.topk, call.partial_sums),
+               .pitch = layout::Parcel::list_bytes(num_rows, call.topk, call.partial_sums()),
                .offset = parcel,
                .epoch = context.epoch});
     const auto token = [&](std::int32_t row) {
-      return list[layout::Parcel::entry(row, call.topk, call.partial_sums)];
+      return list[layout::Parcel::entry(row, call.topk, call.partial_sums())];
     };
     // Tokens that follow each other lie side by side here and there.
     for (std::int32_t first = 0, last = 0; first < num_rows; first = last) {
@@ -159,14 +159,15 @@ void CpuBuffer::write_lists(const runtime::DispatchCall& call, const Context& co
       if (last_staged_[owner] != token) {
         last_staged_[owner] = token;
         staged_[token] = true;
-        std::int32_t* entry = list + layout::Parcel::entry(list[0]++, call.topk, call.partial_sums);
+        std::int32_t* entry =
+            list + layout::Parcel::entry(list[0]++, call.topk, call.partial_sums());
         *entry++ = token;
         for (int k = 0; k < call.topk; ++k) *entry++ = half.selections[first + k].expert;
-        if (call.partial_sums) {
+        if (call.partial_sums()) {
           std::memcpy(entry, &half.weights[first], sizeof(float) * call.topk);
         }
       }
-      if (call.partial_sums) half.parts[i] = list[0] - 1;
+      if (call.partial_sums()) half.parts[i] = list[0] - 1;
     }
   }
   // The parts of a peer land behind those of the peers before it.
@@ -204,7 +205,7 @@ void CpuBuffer::place_parcel(const runtime::DispatchCall& call, const Context& c
                        static_cast<std::size_t>(parcel_.rows()) / sizeof(std::int32_t));
   const core::ParcelShape shape{.max_tokens = call.max_tokens,
                                 .topk = call.topk,
-                                .has_weights = call.partial_sums,
+                                .has_weights = call.partial_sums(),
                                 .source = source,
                                 .rank = plan_.rank};
   core::ParcelPlaces& found = half.parcels[source];
