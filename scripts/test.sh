@@ -19,8 +19,7 @@ virtual_environment() { [[ -x .venv/bin/python ]] || python3 -m venv .venv; }
 
 # fetch_ucx VERSION FOLDER: the wheel's libraries, in FOLDER/libucx/lib.
 fetch_ucx() {
-  ensure python
-  virtual_environment
+  ensure python && virtual_environment || return
   rm -rf "$2.part"
   .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target "$2.part" \
     "libucx-cu12==$1" && mv "$2.part" "$2"
@@ -96,10 +95,9 @@ install_torch() {
 
 # The package and what its tests need, in .venv; cheap where nothing has changed.
 python_environment() {
-  ensure build python
-  virtual_environment
-  .venv/bin/python -m pip install -q --disable-pip-version-check -r python/requirements-test.txt
-  install_torch
+  ensure build python && virtual_environment || return
+  .venv/bin/python -m pip install -q --disable-pip-version-check -r python/requirements-test.txt || return
+  install_torch || return
   if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
   CMAKE_BUILD_PARALLEL_LEVEL=$JOBS .venv/bin/python -m pip install -q --no-build-isolation --no-deps \
     --force-reinstall .
