@@ -60,7 +60,8 @@ def test_everything_public_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(example: pathlib.Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    # Standalone: at a port that is free, not at the one that torchrun takes by itself.
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *(launcher if "torch" in example.stem else []), example]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
