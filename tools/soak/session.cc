@@ -247,7 +247,10 @@ class Session {
     }
     const std::string wrong = judge_.combined(one, *outcome, operation.out(), combined_by);
     if (!wrong.empty()) return fail("combine: " + wrong);
+    // Also who was there as it began: this rank may have heard in it of a loss that others, who
+    // were ahead, had in the next pair, and count in that.
     before_ = received.handle.active();
+    for (std::size_t i = 0; i < before_.size(); ++i) before_[i] = before_[i] || active[i];
 
     take_note(one, *outcome, 1);
   }
@@ -268,7 +271,7 @@ class Session {
   Judge judge_;
   std::deque<Operation> tensors_;  // of each case
   std::deque<Recorded> recorded_;
-  Present before_;  // who took part in the pair before
+  Present before_;  // who was active at some time in the pair before
   std::int64_t pairs_ = 0;
   bool failed_ = false;
 };
