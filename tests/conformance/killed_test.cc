@@ -1,6 +1,8 @@
-// Ranks that are processes and die in mid-operation: their peers say so long before the timeout, by
+// Ranks that are processes and die in mid-operation: their peers say so without any timeout, by
 // name, and end in order; nothing is left behind.
 #include <gtest/gtest.h>
+
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -25,11 +27,6 @@ void die_after(std::chrono::microseconds delay) {
   }).detach();
 }
 
-bool names_the_victim(const Error& error) {
-  return error.peer() == kVictim ||
-         std::string_view(error.what()).find(std::to_string(kVictim)) != std::string_view::npos;
-}
-
 // Names in /dev/shm that speak of this library: none, at any time.
 std::vector<std::string> names_in_shm() {
   std::vector<std::string> names;
@@ -51,7 +48,9 @@ bool socket_exists(const std::string& name) {
 // Runs operations until a peer's death is noticed; the victim dies after `delay`.
 int operate_until_the_victim_is_missed(Rank& rank, const Scenario& scenario,
                                        std::chrono::microseconds delay) {
-  Buffer buffer(rank.communicator(), options_for(scenario.shape));
+  BufferOptions options = options_for(scenario.shape);
+  options.timeout = BufferOptions::kForever;
+  Buffer buffer(rank.communicator(), options);
   Exchange exchange(rank, scenario, buffer);
   rank.barrier();
   if (rank.index() == kVictim) die_after(delay);
@@ -60,8 +59,7 @@ int operate_until_the_victim_is_missed(Rank& rank, const Scenario& scenario,
     while (std::chrono::steady_clock::now() - start < 30s) exchange.run(buffer);
   } catch (const Error& error) {
     rank.expect(error.code() == ErrorCode::kPeerLost, std::string("other error: ") + error.what());
-    rank.expect(names_the_victim(error), std::string("wrong culprit: ") + error.what());
-    rank.expect(std::chrono::steady_clock::now() - start < 10s, "told late");
+    rank.expect(error.peer() == kVictim, std::string("wrong culprit: ") + error.what());
     if (rank.failures().empty()) return 0;
     throw std::runtime_error(rank.failures());
   }
@@ -115,20 +113,18 @@ TEST(Killed, RankKilledDuringSetUpIsNamedByItsPeers) {
           const Buffer buffer(communicator, options_for(Shape{.num_ranks = 3}));
         }
       } catch (const Error& error) {
-        const bool fitting =
-            error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kTimeout;
-        if (fitting && names_the_victim(error)) return 0;
+        if (error.code() == ErrorCode::kPeerLost && error.peer() == kVictim) return 0;
         throw;
       }
       throw std::runtime_error("nobody was missed");
     };
-    expect_only_the_victim_died(run_processes(3, body, {.timeout = 1s}));
+    expect_only_the_victim_died(run_processes(3, body));
   }
 }
 
 // After such a death the same name serves the next group at once: no socket, no file is left.
 TEST(Killed, NothingIsLeftBehind) {
-  const std::string name = "killed_test_" + std::to_string(::getpid());
+  const std::string name = "killed_test_" + std::to_string(::getpid()) + '_';
   const Scenario scenario = make_scenario({.num_experts = 2, .routing = Routing::kFull});
   for (int trial = 0; trial < 3; ++trial) {
     expect_only_the_victim_died(run_processes(2, [&](const Communicator& launched) {
@@ -149,7 +145,11 @@ TEST(Killed, AllRanksMayDieAtOnce) {
     Exchange exchange(rank, scenario, buffer);
     rank.barrier();
     die_after(2ms);
-    for (;;) exchange.run(buffer);
+    try {
+      for (;;) exchange.run(buffer);
+    } catch (const Error&) {  // another has died first
+    }
+    for (;;) ::pause();
     return 0;
   });
   for (const ProcessExit& exit : exits) EXPECT_EQ(exit.signal, SIGKILL) << exit.error;
