@@ -58,6 +58,8 @@ class Waiter {
   Waiter(layout::Doorbell& doorbell, std::chrono::nanoseconds limit, int num_runnable);
 
   [[nodiscard]] std::chrono::nanoseconds limit() const { return limit_; }
+  // Holds for a wait that is under way too.
+  void set_limit(std::chrono::nanoseconds limit) { limit_ = limit; }
   // The same, but no longer than `limit`.
   [[nodiscard]] Waiter within(std::chrono::nanoseconds limit) const {
     Waiter shorter = *this;

@@ -118,9 +118,10 @@ void be_late(Rank& rank, Party& party, Buffer& buffer, const Trial& trial) {
     if (trial.common.is_open(kStarved)) return;
     try {
       const bool came_late = trial.common.is_open(kStalled);
-      party.run(buffer);
+      if (!trial.fair(party.run(buffer))) return;
       pairs += came_late ? 1 : 0;
     } catch (const Error& error) {
+      if (!trial.fair(error, rank.size())) return;
       pairs = 0;
       const bool expected = error.code() == ErrorCode::kMasked ||
                             error.code() == ErrorCode::kTimeout ||
@@ -234,14 +235,13 @@ TEST_P(Delay, WhileItIsMasked) {
 // Rank 0 waits for rank 2, which waits for the header of rank 1 that rank 0 has; it has been
 // waiting for that of rank 0 before.
 TEST(Blame, IsOnTheOneWhoIsWaitedForAtTheEnd) {
-  constexpr int kWaits = 3;  // gate
+  constexpr int kWaits = 3;  // gates
+  constexpr int kHeld = 4;
   const Shape shape = entangled(3, Placement::kPacked);
   const Oracles oracles(shape);
   const Common common;
   run_ranks(3, [&](Rank& rank) {
-    BufferOptions options = options_for(shape);
-    if (rank.index() == 0) options.timeout = 500ms;
-    Buffer buffer(rank.communicator(), options);
+    Buffer buffer(rank.communicator(), options_for(shape));
     Party party(rank, oracles, buffer);
     party.run(buffer);
     Script script;
@@ -249,10 +249,20 @@ TEST(Blame, IsOnTheOneWhoIsWaitedForAtTheEnd) {
     rank.barrier();
     if (rank.index() == 0) {
       common.wait(kWaits);
+      // Rank 1 has sent it everything: it waits for rank 2 alone, and not long.
+      script.at(Point::kFlagLowered, 1, [&] {
+        common.wait(kHeld);
+        Script::set_timeout(party.handle(), 500ms);
+      });
     } else if (rank.index() == 1) {
       script.drop(Point::kHeader, 2);
       script.at(
-          Point::kArrived, 1, [&] { common.wait(kGo); }, 2);
+          Point::kArrived, 1,
+          [&] {
+            common.open(kHeld);
+            common.wait(kGo);
+          },
+          2);
     } else {
       script.at(
           Point::kWaiting, 1, [&] { common.open(kWaits); }, 0);

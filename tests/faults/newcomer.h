@@ -35,7 +35,8 @@ struct Gathering {
 
 // Runs pairs until this rank has seen some in which exactly `wanted` took part. Lets in whoever
 // waits, if it is the first of those present; comes back itself if it has been masked.
-// `after(present)` is called behind every pair; false: give up.
+// `after(present)` is called behind every pair, and with all but the one who was missed where that
+// ended one with an error; false: give up.
 void run_until(Rank& rank, Buffer& buffer, const Gathering& gathering, const Present& wanted,
                const std::function<bool(const Present&)>& after);
 

@@ -15,6 +15,14 @@ namespace tandem::test {
 
 using namespace std::chrono_literals;
 
+namespace {
+
+cpu::CpuBuffer& end_of(const DispatchHandle& handle) {
+  return dynamic_cast<cpu::CpuBuffer&>(handle.state()->buffer.lock()->backend_end());
+}
+
+}  // namespace
+
 Common::Common() {
   void* const memory =
       mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -39,9 +47,10 @@ void Script::at(Point point, int nth, std::function<void()> action, int peer) {
   entries_.push_back({point, nth, std::move(action), peer});
 }
 
-void Script::inject(const DispatchHandle& handle) {
-  auto& end = handle.state()->buffer.lock()->backend_end();
-  dynamic_cast<cpu::CpuBuffer&>(end).inject(this);
+void Script::inject(const DispatchHandle& handle) { end_of(handle).inject(this); }
+
+void Script::set_timeout(const DispatchHandle& handle, std::chrono::nanoseconds timeout) {
+  end_of(handle).set_timeout(timeout);
 }
 
 void Script::pass(Point point, int peer) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <mutex>
 #include <utility>
@@ -66,6 +67,8 @@ class Script final : public runtime::Faults {
 
   // This buffer, whose handle that is, has these faults.
   void inject(const DispatchHandle& handle);
+  // From now on it waits that long, also in the wait at hand.
+  static void set_timeout(const DispatchHandle& handle, std::chrono::nanoseconds timeout);
 
   void pass(Point point, int peer) override;
   bool store(Point point, int peer, std::atomic_ref<layout::Word> word,

@@ -47,6 +47,8 @@ class CpuBuffer final : public runtime::BackendBuffer {
   void check() override {}  // errors have been thrown where they happened
   // For tests: this rank fails as they say. They outlive the buffer.
   void inject(runtime::Faults* faults) { seam().set(faults); }
+  // For tests: this rank is impatient where nobody can be missed but whom they mean.
+  void set_timeout(std::chrono::nanoseconds timeout) { peers_.set_timeout(timeout); }
   void mask(int rank) override;
   void unmask(int rank) override;
   void recover() override;

@@ -45,6 +45,9 @@ class Peers : public runtime::Roster {
   Peers(const runtime::BufferPlan& plan, layout::Doorbell& doorbell, runtime::RemotePeers* remote,
         std::unique_ptr<runtime::Membership> membership, runtime::RosterEvents events);
 
+  // How long waits last from now on.
+  void set_timeout(std::chrono::nanoseconds timeout) { waiter_.set_limit(timeout); }
+
   // All ranks there may be: what to wait for where all who take part are meant, since who they are
   // may change while one waits.
   [[nodiscard]] std::span<const int> everyone() const { return everyone_; }
