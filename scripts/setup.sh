@@ -41,7 +41,7 @@ apt_get() {
   if ((EUID != 0)); then sudo=(sudo); fi
   mkdir -p build
   until "${sudo[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive \
-    apt-get -o DPkg::Lock::Timeout=600 -qq "$@" </dev/null >"$log" 2>&1; do
+    apt-get -o DPkg::Lock::Timeout=600 -o Acquire::Retries=5 -qq "$@" </dev/null >"$log" 2>&1; do
     if ! grep -q 'Could not get lock' "$log" || ((SECONDS > limit)); then
       cat "$log" >&2
       return 1
