@@ -27,7 +27,7 @@ class RunningCommand {
   RunningCommand& operator=(const RunningCommand&) = delete;
 
   [[nodiscard]] pid_t process() const { return process_; }
-  // The process of a rank, once it is at work; -1 if that takes more than a minute.
+  // The process of a rank, once it is at work; -1 if that takes more than 90 s.
   [[nodiscard]] pid_t rank_at_work(int rank, std::size_t num_ranks) const;
   CommandResult wait();
 
