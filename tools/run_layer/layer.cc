@@ -1,6 +1,7 @@
 #include "run_layer/layer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

@@ -1,6 +1,7 @@
 #include "test_low_latency/rank_run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
