@@ -84,8 +84,10 @@ class Communicator {
 
   // Set-up exchanges, collective over all ranks, bounded by the options' timeout (if ranks gave
   // different ones, the shortest): kTimeout names the missing ranks, kPeerLost a rank that is gone,
-  // kMismatch a rank that calls another exchange. All ranks get the same error, and get it again
-  // from later calls. A message may have up to 64 MiB (kInvalidArgument).
+  // kMismatch a rank that calls another exchange. What one rank gets all get, at the latest from
+  // their next exchange: a rank to which everybody's part came before the word of a peer that gave
+  // up may pass that one, and no later one. They get it again from all later calls. A message may
+  // have up to 64 MiB (kInvalidArgument).
   [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(
       std::span<const std::byte> message) const;
   void barrier() const;

@@ -5,7 +5,10 @@
 //
 // Every call that exchanges something is collective and bounded by timeout(): it
 // throws kTimeout naming the ranks that did not come, or kPeerLost naming one whose process is
-// gone.
+// gone. A rank that gives up has sent its part and tells the others. Whoever has everybody's part
+// before it hears of that may pass the exchange; not the next, for which that rank sends none. So
+// each rank is told in the exchange that failed or in the one after it: also one that comes late,
+// after its peers have been told.
 #pragma once
 
 #include <chrono>
