@@ -87,6 +87,7 @@ Connections::Connections(int rank, int size)
     : rank_(rank),
       peers_(static_cast<std::size_t>(size)),
       max_header_bytes_(worker_.ucx().max_header_bytes() - sizeof(Envelope)) {
+  peers_[rank].lost.reset();  // it needs no connection to itself
   worker_.ucx().set_handler(kMessage, on_message, this);
   worker_.ucx().set_handler(kBatch, on_batch, this);
   worker_.ucx().set_handler(kFarewell, on_farewell, this);

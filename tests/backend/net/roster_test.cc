@@ -119,6 +119,17 @@ TEST(RosterAcrossHosts, ChangesHoldFromOperationsAhead) {
   });
 }
 
+// Nor is a rank lost to itself, which it is not connected to: it would leave its own block out.
+TEST(RosterAcrossHosts, NobodyIsGoneAtFirst) {
+  run_threads(3, [&](const Communicator& together) {
+    const End end(together, 20s);
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(end.roster.gone(rank), std::nullopt) << "to rank " << together.rank();
+    }
+    together.barrier();
+  });
+}
+
 // Of several that want the same one has it decided, and so tells the others' kernels.
 TEST(RosterAcrossHosts, OneOfThoseWhoAskHasChangedIt) {
   std::atomic<int> num_changes{0};
