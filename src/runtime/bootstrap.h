@@ -8,7 +8,7 @@
 // gone. A rank that gives up has sent its part and tells the others. Whoever has everybody's part
 // before it hears of that may pass the exchange; not the next, for which that rank sends none. So
 // each rank is told in the exchange that failed or in the one after it: also one that comes late,
-// after its peers have been told.
+// after its peers have been told. It is never told in the one before, which is complete.
 #pragma once
 
 #include <chrono>

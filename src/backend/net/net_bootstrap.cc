@@ -55,8 +55,9 @@ std::optional<Receiver::Delivery> Exchanges::accept(int source, std::span<const 
       .done = [self = shared_from_this(), source, part, is_failure = header.is_failure != 0] {
         if (!is_failure) {
           self->parts_[source].push_back(std::move(*part));
-        } else if (!self->failure_) {
-          self->failure_ = runtime::decode_failure(part->message);
+        } else if (auto failure = runtime::decode_failure(part->message);
+                   failure && !self->failed_) {
+          self->failed_ = {.round = part->round, .failure = std::move(*failure)};
         }
       }};
 }
@@ -154,7 +155,7 @@ std::vector<std::vector<std::byte>> NetBootstrap::exchange(Exchange kind,
   const Deadline deadline = Deadline::after(party_.timeout);
   {
     const std::lock_guard lock(connections_->mutex());
-    if (exchanges_->failure()) exchanges_->failure()->raise();
+    if (exchanges_->failed()) exchanges_->failed()->failure.raise();
   }
   ++round_;
   for (int peer = 0; peer < party_.size; ++peer) {
@@ -166,7 +167,8 @@ std::vector<std::vector<std::byte>> NetBootstrap::exchange(Exchange kind,
     return peer == party_.rank || exchanges_->find(peer, round_) != nullptr;
   };
   for (int peer = 0; peer < party_.size;) {
-    if (exchanges_->failure()) exchanges_->failure()->raise();
+    const auto& failed = exchanges_->failed();
+    if (failed && failed->round <= round_) failed->failure.raise();
     if (has_come(peer)) {
       if (peer != party_.rank && exchanges_->find(peer, round_)->kind != kind) {
         fail(std::move(lock), runtime::exchange_mismatch(peer, exchanges_->find(peer, round_)->kind,
@@ -204,7 +206,7 @@ std::vector<std::vector<std::byte>> NetBootstrap::exchange(Exchange kind,
 }
 
 void NetBootstrap::fail(std::unique_lock<std::mutex> lock, Failure failure) {
-  exchanges_->failure() = failure;
+  exchanges_->failed() = {.round = round_, .failure = failure};
   lock.unlock();
   const std::vector<std::byte> message = runtime::encode(failure);
   for (int peer = 0; peer < party_.size; ++peer) {

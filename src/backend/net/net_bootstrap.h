@@ -2,7 +2,9 @@
 // over the connections that its buffers will use. What is about shared memory goes through host(),
 // the bootstrap of the ranks on this host.
 //
-// A failure that a rank sees it tells everybody. A bootstrap that has failed stays failed.
+// A failure that a rank sees it tells everybody. A bootstrap that has failed stays failed. Where
+// the word of it comes before a rank has taken note that the exchange before is complete, that one
+// still is.
 #pragma once
 
 #include <deque>
@@ -27,6 +29,11 @@ class Exchanges final : public Receiver, public std::enable_shared_from_this<Exc
     runtime::Exchange kind = runtime::Exchange::kBarrier;
     std::vector<std::byte> message;
   };
+  // The first that is known here, and the exchange that it ended.
+  struct Failed {
+    std::uint64_t round = 0;
+    runtime::Failure failure;
+  };
 
   std::optional<Delivery> accept(int source, std::span<const std::byte> header,
                                  std::size_t payload_bytes) override;
@@ -35,11 +42,11 @@ class Exchanges final : public Receiver, public std::enable_shared_from_this<Exc
   // With the connections' mutex held. The part of `source` in `round`, if it has come.
   [[nodiscard]] Part* find(int source, std::uint64_t round);
   void forget(std::uint64_t round);
-  [[nodiscard]] std::optional<runtime::Failure>& failure() { return failure_; }
+  [[nodiscard]] std::optional<Failed>& failed() { return failed_; }
 
  private:
   std::vector<std::deque<Part>> parts_;
-  std::optional<runtime::Failure> failure_;
+  std::optional<Failed> failed_;
 };
 
 class NetBootstrap final : public runtime::Bootstrap, public runtime::Network {

@@ -1,7 +1,9 @@
 // Ranks on several hosts that set things up: exchanges, buffers, and what is said when one does not
 // come or is gone.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <thread>
@@ -169,6 +171,38 @@ TEST(NetSetUp, RankThatLeavesIsNamed) {
     if (communicator.rank() == 2) return;
     runtime::require_error(ErrorCode::kPeerLost, 2, {"rank 2 has closed its communicator"},
                            [&] { communicator.barrier(); });
+  });
+}
+
+// Rank 2 is stopped while it waits for the others, and goes on when they have come, rank 0 has
+// left, and rank 1 has missed it in the next exchange.
+TEST(NetSetUp, ExchangeThatIsCompleteSurvivesTheFailureOfTheNext) {
+  struct State {
+    std::atomic<pid_t> waits = 0;
+    std::atomic<bool> is_stopped = false;
+    std::atomic<bool> is_over = false;
+  };
+  const Shared<State> state;
+  run_on_hosts(3, [&](const Communicator& communicator) {
+    const auto barrier = [&] { communicator.barrier(); };
+    std::jthread stopper;
+    if (communicator.rank() == 1) {
+      stopper = std::jthread([&] {
+        while (state->waits == 0) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(200ms);
+        ::kill(state->waits, SIGSTOP);
+        state->is_stopped = true;
+        // Not for ever: it may not have sent its part.
+        for (int i = 0; i < 5000 && !state->is_over; ++i) std::this_thread::sleep_for(1ms);
+        ::kill(state->waits, SIGCONT);
+      });
+    }
+    if (communicator.rank() == 2) state->waits = ::getpid();
+    while (communicator.rank() != 2 && !state->is_stopped) std::this_thread::sleep_for(1ms);
+    barrier();
+    if (communicator.rank() == 0) return;
+    runtime::require_error(ErrorCode::kPeerLost, 0, {"rank 0 has closed"}, barrier);
+    state->is_over = true;
   });
 }
 
