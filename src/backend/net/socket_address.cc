@@ -26,8 +26,8 @@ bool is_same_host(const sockaddr* a, const sockaddr* b) {
                             &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr);
 }
 
-// Of an address of this host: is its interface up? An address stays where the interface is down,
-// and so does the way to it.
+// Of an address of this host: is its interface at work? An address stays where the interface is
+// down, and so does the way to it.
 std::optional<bool> is_own_and_up(const SocketAddress& address) {
   ifaddrs* interfaces = nullptr;
   if (::getifaddrs(&interfaces) != 0) return {};
@@ -74,8 +74,16 @@ bool is_within_reach(const SocketAddress& address) {
   if (const std::optional<bool> is_up = is_own_and_up(address)) return *is_up;
   const runtime::Descriptor socket(
       ::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return !socket || ::connect(socket.get(), address.generic(), address.length) == 0 ||
-         (errno != ENETUNREACH && errno != EHOSTUNREACH && errno != ENETDOWN);
+  if (!socket) return true;
+  if (::connect(socket.get(), address.generic(), address.length) != 0) {
+    return errno != ENETUNREACH && errno != EHOSTUNREACH && errno != ENETDOWN;
+  }
+  // The way is there up to a second before the interface where it begins is, and as long as that
+  // has no carrier.
+  SocketAddress begin{.storage = {}, .length = sizeof(sockaddr_storage)};
+  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&begin.storage), &begin.length) !=
+             0 ||
+         is_own_and_up(begin).value_or(true);
 }
 
 bool same_secret(const std::string& secret, std::span<const std::byte> guess) {

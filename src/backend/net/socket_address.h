@@ -22,7 +22,7 @@ struct SocketAddress {
 // stand for another address on the host itself than on others. Throws kInvalidArgument.
 SocketAddress resolve(const std::string& text, bool any);
 
-// Does this host know a way there at present, or is it this host's and its interface up? Sends
+// Does this host know a way there at present, over an interface that is up and has a carrier? Sends
 // nothing.
 bool is_within_reach(const SocketAddress& address);
 

@@ -62,28 +62,43 @@ TEST(NetSetUp, EveryRankHearsEveryOther) {
   });
 }
 
-// As in a container whose network is attached while its processes start: by a process, since a
-// thread beside ranks that are forked would leave locks behind in them.
-TEST(NetSetUp, RankThatStartsBeforeItsLinkIsUpIsWaitedFor) {
+// Ranks start while the link of one of them is down, and meet once it is `up`: which is done by a
+// process, since a thread beside ranks that are forked would leave locks behind in them.
+void expect_to_be_waited_for(int late, const std::function<void(int host, bool up)>& set_link) {
   constexpr int kNumRanks = 3;
+  set_link(late, false);
+  const auto connect = connect_on_hosts(kNumRanks, 3);
+  const auto exits = run_processes(
+      kNumRanks + 1,
+      [&](int process) {
+        if (process < kNumRanks) return connect(process);
+        std::this_thread::sleep_for(500ms);
+        set_link(late, true);
+        return Communicator::connect("lifts", 0, 1);
+      },
+      [](const Communicator& communicator) {
+        if (communicator.size() == 1) return 0;
+        require(communicator.bootstrap()->network() != nullptr, "there is a network");
+        communicator.barrier();
+        return 0;
+      });
+  for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+}
+
+// As in a container whose network is attached while its processes start.
+TEST(NetSetUp, RankThatStartsBeforeItsLinkIsUpIsWaitedFor) {
   for (const int late : {0, 1}) {
-    hosts().set_link(late, false);
-    const auto connect = connect_on_hosts(kNumRanks, 3);
-    const auto exits = run_processes(
-        kNumRanks + 1,
-        [&](int process) {
-          if (process < kNumRanks) return connect(process);
-          std::this_thread::sleep_for(500ms);
-          hosts().set_link(late, true);
-          return Communicator::connect("lifts", 0, 1);
-        },
-        [](const Communicator& communicator) {
-          if (communicator.size() == 1) return 0;
-          require(communicator.bootstrap()->network() != nullptr, "there is a network");
-          communicator.barrier();
-          return 0;
-        });
-    for (const ProcessExit& exit : exits) EXPECT_EQ(exit.error, "");
+    expect_to_be_waited_for(late, [](int host, bool up) { hosts().set_link(host, up); });
+  }
+}
+
+// As where a switch starts with the hosts: the interface is up and has its address and its way.
+TEST(NetSetUp, RankThatStartsBeforeTheOtherEndOfItsLinkIsUpIsWaitedFor) {
+  for (const int late : {0, 1}) {
+    expect_to_be_waited_for(late, [](int host, bool up) {
+      hosts().run(tools::NetworkHosts::kSwitch,
+                  {"ip", "link", "set", "port" + std::to_string(host), up ? "up" : "down"});
+    });
   }
 }
 
