@@ -7,6 +7,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
 
 namespace tandem::runtime {
 namespace {
@@ -28,6 +31,29 @@ Mapping map(std::int64_t size_bytes, int flags, int fd) {
       .problem = {}};
 }
 
+// What this process has mapped, by the numbers of device and file, which stay the file's own for as
+// long as it is mapped.
+class MappedFiles {
+ public:
+  Mapping map(const Descriptor& file, std::int64_t size_bytes) {
+    struct stat status {};
+    if (::fstat(file.get(), &status) != 0) {
+      return {.memory = nullptr, .problem = std::string("fstat: ") + std::strerror(errno)};
+    }
+    const std::lock_guard lock(mutex_);
+    std::erase_if(mapped_, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<std::byte>& known = mapped_[{status.st_dev, status.st_ino}];
+    if (auto memory = known.lock()) return {.memory = std::move(memory), .problem = {}};
+    Mapping mapping = runtime::map(size_bytes, MAP_SHARED, file.get());
+    known = mapping.memory;
+    return mapping;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<dev_t, ino_t>, std::weak_ptr<std::byte>> mapped_;
+};
+
 }  // namespace
 
 Mapping map_private(std::int64_t size_bytes) {
@@ -35,7 +61,8 @@ Mapping map_private(std::int64_t size_bytes) {
 }
 
 Mapping map_shared(const Descriptor& file, std::int64_t size_bytes) {
-  return map(size_bytes, MAP_SHARED, file.get());
+  static MappedFiles files;
+  return files.map(file, size_bytes);
 }
 
 MemoryFile make_memory_file(const char* name, std::int64_t size_bytes) {

@@ -18,7 +18,9 @@ struct Mapping {
   std::string problem;
 };
 
-// Zeros for this process alone, and a file's bytes.
+// Zeros for this process alone, and the bytes of a file whose size is sealed. A process maps a file
+// once: ranks that are its threads see each word at one address, those too that come later and are
+// handed the file.
 Mapping map_private(std::int64_t size_bytes);
 Mapping map_shared(const Descriptor& file, std::int64_t size_bytes);
 

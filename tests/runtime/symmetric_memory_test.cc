@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "runtime/launch.h"
+#include "runtime/memory_file.h"
 #include "runtime/memory_limit.h"
 
 namespace tandem::runtime {
@@ -182,6 +183,24 @@ TEST(SymmetricMemory, BetweenProcessesHasNoNameEvenWhenOneIsKilled) {
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     EXPECT_EQ(entry.path().string().find("tandem"), std::string::npos) << entry.path();
   }
+}
+
+// A rank that is a thread, and comes later, is handed the descriptors of files that others have
+// mapped.
+TEST(MemoryFiles, AreMappedOnceForThreadsThatShareThem) {
+  constexpr std::int64_t kBytes = 8192;
+  const MemoryFile file = make_memory_file("tandem", kBytes);
+  const MemoryFile other = make_memory_file("tandem", kBytes);
+  Mapping first = map_shared(file.descriptor, kBytes);
+  Mapping second = map_shared(file.descriptor.duplicate(), kBytes);
+  EXPECT_EQ(first.memory, second.memory);
+  EXPECT_NE(first.memory, map_shared(other.descriptor, kBytes).memory);
+  first.memory.get()[kBytes - 1] = std::byte{7};
+  first.memory.reset();
+  EXPECT_EQ(second.memory.get()[kBytes - 1], std::byte{7});
+  second.memory.reset();
+  EXPECT_EQ(num_lines_with("/proc/self/maps", "memfd:tandem"), 0);
+  EXPECT_EQ(map_shared(file.descriptor, kBytes).memory.get()[kBytes - 1], std::byte{7});
 }
 
 TEST(Communicators, LeaveNoDescriptorBehindAfterFiftyCycles) {
