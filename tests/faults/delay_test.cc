@@ -43,11 +43,16 @@ struct Trial {
     return rank != kVictim && (!has_leaver || rank != num_ranks - 1);
   }
 
+  // The trial is void: nobody waits for anybody any more.
+  void give_up() const {
+    for (const int gate : {kStarved, kStalled, kGo}) common.open(gate);
+  }
+
   // Were only those lost who had to be?
   [[nodiscard]] bool fair(const Present& present) const {
     for (int rank = 0; rank < static_cast<int>(present.size()); ++rank) {
       if (is_innocent(rank, static_cast<int>(present.size())) && !present[rank]) {
-        common.open(kStarved);
+        give_up();
         return false;
       }
     }
@@ -57,7 +62,7 @@ struct Trial {
   // Where a wait that ends is an error: was it one for somebody who had to be missed?
   [[nodiscard]] bool fair(const Error& error, int num_ranks) const {
     if (error.code() != ErrorCode::kTimeout || !is_innocent(error.peer(), num_ranks)) return true;
-    common.open(kStarved);
+    give_up();
     return false;
   }
 };
@@ -71,6 +76,7 @@ void survive(Rank& rank, Party& party, Buffer& buffer, const Trial& trial) {
     if (!rank.expect(std::chrono::steady_clock::now() - start < 30s, "the victim is not back")) {
       return;
     }
+    if (trial.common.is_open(kStarved)) return;
     const bool was_missed = pairs_without + errors > 0;
     if (rank.index() == 0 && was_missed && !buffer.active()[kVictim]) {
       try {
@@ -154,7 +160,7 @@ class Delay : public testing::TestWithParam<Case> {
       try {
         if (!trial.fair(party.run(buffer))) return;
       } catch (const Error& error) {  // of nobody who is late on purpose
-        if (error.code() == ErrorCode::kTimeout) common.open(kStarved);
+        if (error.code() == ErrorCode::kTimeout) trial.give_up();
         throw;
       }
       rank.barrier();
@@ -166,7 +172,7 @@ class Delay : public testing::TestWithParam<Case> {
       if (setting_of(point) == Setting::kRecovery) {
         fail_together(rank, party, buffer);
         const std::optional<Error> failure = buffer.last_loss();
-        if (failure && failure->code() == ErrorCode::kTimeout) common.open(kStarved);
+        if (failure && failure->code() == ErrorCode::kTimeout) trial.give_up();
       }
       if (rank.index() != kVictim) {
         if (setting_of(point) == Setting::kRecovery) buffer.recover();

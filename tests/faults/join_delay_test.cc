@@ -12,7 +12,6 @@ using namespace std::chrono_literals;
 // Gates
 constexpr int kStalled = 0;  // the victim has stopped
 constexpr int kGo = 1;       // it may go on
-constexpr int kStarved = 2;  // somebody else was missed: the machine was too slow for this timeout
 constexpr int kJoined = 3;   // the newcomer is there
 
 struct Victim {

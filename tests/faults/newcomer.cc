@@ -34,7 +34,8 @@ Buffer join(const Gathering& gathering, int rank, Script& script) {
       // The predecessor is still there, or nobody has let this one in yet.
       const bool is_early =
           error.code() == ErrorCode::kOrder || error.code() == ErrorCode::kTimeout;
-      if (!is_early || std::chrono::steady_clock::now() - start > 30s) throw;
+      const bool is_late = std::chrono::steady_clock::now() - start > 30s;
+      if (!is_early || is_late || gathering.common.is_open(kStarved)) throw;
       std::this_thread::sleep_for(1ms);
     }
   }

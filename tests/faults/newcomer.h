@@ -17,6 +17,8 @@ inline constexpr int kNewcomer = 3;  // the rank that joins
 inline constexpr int kWitness = 1;   // the member that fails, where one does
 inline constexpr int kHost = 0;      // the member behind whose door the newcomer finds the board
 inline constexpr int kPairsTogether = 3;
+// Gate: somebody was missed who did nothing wrong. The trial is void, and nobody waits any more.
+inline constexpr int kStarved = 2;
 
 struct Gathering {
   Shape shape = entangled(kMembers + 1, Placement::kPacked);
