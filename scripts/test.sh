@@ -15,7 +15,12 @@ gigabyte, once), checks python/ with ruff and mypy, and runs pytest; --filter is
 build/cuda/gpu.
 EOF
 
-virtual_environment() { [[ -x .venv/bin/python ]] || python3 -m venv .venv; }
+# An index that answers slowly for a while is waited for: pip gives up after 15 s of silence, and does
+# not ask again for a file that stops half-way.
+virtual_environment() {
+  export PIP_DEFAULT_TIMEOUT=120 PIP_RETRIES=10
+  [[ -x .venv/bin/python ]] || python3 -m venv .venv
+}
 
 # fetch_ucx VERSION FOLDER: the wheel's libraries, in FOLDER/libucx/lib.
 fetch_ucx() {

@@ -113,8 +113,7 @@ def survivor(rank: int, ranks: int, name: str) -> None:
     """Rank 1 dies in mid-operation; the others name it and end well."""
     communicator = tandem_ep.Communicator.connect(name, rank, ranks)
     case = Case([4] * ranks, 4, 64, 4, 2)
-    options = {**buffer_options(case), "timeout": 2.0}
-    buffer = tandem_ep.Buffer(communicator, **options)
+    buffer = tandem_ep.Buffer(communicator, **buffer_options(case))
     run_pair(buffer, case, Numpy)
     if rank == 1:
         buffer.dispatch(case.x[rank], case.idx[rank], return_hook=True)
