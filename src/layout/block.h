@@ -61,6 +61,7 @@ class Block {
     counts_ = reserve(2 * ranks * capacity.num_experts * kWord, kControlAlignment);
     doorbell_ = reserve(sizeof(Doorbell), kControlAlignment);
     roster_ = reserve((ranks + 1) * kWord, kControlAlignment);
+    at_work_ = reserve(kWord, kControlAlignment);
     control_bytes_ = round_up(cursor, kControlAlignment);
 
     for (int half = 0; half < kNumHalves; ++half) {
@@ -106,6 +107,8 @@ class Block {
   // GPU: who takes part (RosterWord), and since which view operations are to stop.
   TANDEM_HOST_DEVICE constexpr std::int64_t roster(int rank) const { return roster_ + word(rank); }
   TANDEM_HOST_DEVICE constexpr std::int64_t stop() const { return roster(capacity_.num_ranks); }
+  // GPU: blocks of this rank's kernels that are at work, and whether they are to be the last.
+  TANDEM_HOST_DEVICE constexpr std::int64_t at_work() const { return at_work_; }
 
   // Source tokens of a view or landing region's rows.
   TANDEM_HOST_DEVICE constexpr std::int64_t view_sources(int half) const { return view_[half]; }
@@ -143,6 +146,7 @@ class Block {
   std::int64_t counts_ = 0;
   std::int64_t doorbell_ = 0;
   std::int64_t roster_ = 0;
+  std::int64_t at_work_ = 0;
   std::int64_t control_bytes_ = 0;
   std::int64_t view_[kNumHalves] = {};
   std::int64_t combine_[kNumHalves] = {};

@@ -35,7 +35,6 @@ enum class Status : int {
   kStartTime,     //   start time,
   kNamespace,     //   pid namespace
   kMet,           // GPU: whose block it has mapped of those that wait: incarnation:32, rank + 1:32
-  kAtRest,        // GPU: 1 while nothing that it has launched or will launch writes to peers
   kSettled,       // GPU, across hosts: number of the last settlement that its kernels go by
   kCount
 };

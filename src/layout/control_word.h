@@ -11,6 +11,7 @@
 //   completed  | epoch  | 0
 //   roster     | epoch  | GPU: masked, pending, lost (see takes_part)
 //   stop       | number of a view | GPU: 1 once operations are to stop until a later one
+//   at work    | 0 | GPU: blocks of the rank's kernels that are at work, halted (see kHalted)
 // A combine's header is its `ready` word: it is published after the outputs are in place.
 #pragma once
 
@@ -62,6 +63,10 @@ TANDEM_HOST_DEVICE constexpr bool has_settled(Word roster, Epoch epoch) {
 TANDEM_HOST_DEVICE constexpr Word settled(Word roster) {
   return roster & ~static_cast<Word>(kRosterPending);
 }
+
+// Of the word `at work`: no block that counts itself in from now on does anything. Hosts, also
+// those of other ranks, write the top byte of the value alone, while blocks count in the others.
+inline constexpr std::uint32_t kHalted = 1U << 24;
 
 inline constexpr std::uint32_t kHashMask = (1U << 28) - 1;
 

@@ -176,12 +176,6 @@ void Roster::await_silence(int rank, const Context& context) {
   });
 }
 
-void Roster::await_rest(int rank, const Context& context) {
-  await_end_of_writes(rank, context, [&] {
-    return membership_->ask(rank, Status::kAtRest) != 0 || membership_->is_gone(rank);
-  });
-}
-
 void Roster::await_end_of_writes(int rank, const Context& context,
                                  const std::function<bool()>& ended) {
   const auto waited = waiter_.wait([&] {

@@ -106,10 +106,9 @@ class Roster {
   // Has these masked, since they were missed in the operation of `cause`. Whoever wins, the next
   // look at the board tells. Throws `cause` if that cannot be decided across hosts.
   void mask(std::span<const int> ranks, const Failure& cause);
-  // GPU: nothing that this rank has launched writes to peers any more, nor will it until it says
-  // so. The others ask before they rely on what a lost rank has left behind.
-  void tell_at_rest(bool at_rest) { membership_->tell(Status::kAtRest, at_rest ? 1 : 0); }
-  void await_rest(int rank, const Context& context);
+  // Before others rely on what a lost rank has left behind, or write there: until `ended` says that
+  // it writes no more into the memory of others. Throws kTimeout.
+  void await_end_of_writes(int rank, const Context& context, const std::function<bool()>& ended);
 
   // Across hosts: asks those of `ranks` that are elsewhere for whom they wait, and waits for their
   // answers, half the timeout at most. Whoever does not answer counts as waiting for nobody.
@@ -158,10 +157,8 @@ class Roster {
   }
   void list_active();
   [[nodiscard]] bool propose(View next);
-  // Until a rank writes no more into the memory of others: it has noticed, or ended. Throws
-  // kTimeout.
+  // The same of a rank that has noticed, or ended.
   void await_silence(int rank, const Context& context);
-  void await_end_of_writes(int rank, const Context& context, const std::function<bool()>& ended);
 
   int rank_;
   int num_ranks_;

@@ -1,7 +1,11 @@
 // Ranks that are masked, by a call or because they miss the timeout: the others go on without them,
 // all alike and in the same step; a late rank learns it before it does harm; and it comes back.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <csignal>
+#include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "support/compare.h"
@@ -107,13 +111,13 @@ void expect_masked(Rank& rank, Exchange& exchange, Buffer& buffer) {
 }
 
 // The victim recovers; rank 0 lets it in while all run operations; from one operation on, the same
-// for all, it is there.
-void expect_return(Rank& rank, Exchanges& exchanges, Buffer& buffer) {
+// for all, it is there. `run`: a pair; was the victim in it?
+void expect_return(Rank& rank, Buffer& buffer, const std::function<bool()>& run) {
   constexpr int kPairs = 3;
   if (rank.index() == kVictim) {
     const std::vector<bool> active = buffer.recover();
     rank.expect(active[0] && active[kVictim], "the victim is back");
-    for (int pair = 0; pair < kPairs; ++pair) rank.expect(exchanges.run(buffer), "it is there");
+    for (int pair = 0; pair < kPairs; ++pair) rank.expect(run(), "it is there");
     return;
   }
   int pairs_with_it = 0;
@@ -126,7 +130,7 @@ void expect_return(Rank& rank, Exchanges& exchanges, Buffer& buffer) {
         rank.expect(error.code() == ErrorCode::kOrder, error.what());  // it is not there yet
       }
     }
-    pairs_with_it += exchanges.run(buffer) ? 1 : 0;
+    pairs_with_it += run() ? 1 : 0;
   }
   rank.expect_equal(pairs_with_it, kPairs, "pairs with the victim");
 }
@@ -155,7 +159,7 @@ TEST(Masks, MaskedRankTakesNoPartUntilItIsLetInAgain) {
           rank.expect(buffer.last_loss().has_value(), "there is a reason");
         }
       }
-      expect_return(rank, exchanges, buffer);
+      expect_return(rank, buffer, [&] { return exchanges.run(buffer); });
       rank.barrier();
     });
   }
@@ -181,7 +185,7 @@ TEST(Masks, RankThatNeverComesIsMaskedInThatStep) {
       rank.barrier();
       if (rank.index() == kVictim) expect_masked(rank, exchanges.all, buffer);
       rank.barrier();
-      expect_return(rank, exchanges, buffer);
+      expect_return(rank, buffer, [&] { return exchanges.run(buffer); });
       rank.barrier();  // or threads on a GPU would free memory while others wait
     });
   }
@@ -396,6 +400,68 @@ TEST(Masks, SurvivorsAgreeWhereverTheVictimStopped) {
         if (!may_leave()) rank.barrier();
       });
     }
+  }
+}
+
+bool is_stopped(pid_t process) {
+  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  return line.find(") T ") != std::string::npos;
+}
+
+pid_t process_of(int index, const Rank& rank) {
+  const pid_t own = ::getpid();
+  const auto bytes = std::as_bytes(std::span(&own, 1));
+  const auto all = rank.communicator().all_gather(bytes);
+  pid_t process = 0;
+  std::memcpy(&process, all[index].data(), sizeof process);
+  return process;
+}
+
+// A process that is stopped does nothing, whatever others ask of it; but what it has launched on a
+// GPU goes on.
+TEST(Masks, StoppedProcessIsMaskedAndComesBack) {
+  if (!ranks_are_processes()) return;
+  struct Case {
+    Shape shape;
+    bool has_begun;  // a dispatch, when it is stopped: on a GPU, kernels that wait for the others
+  };
+  const Shape plain = entangled_shapes().front();
+  std::vector<Case> cases{{plain, false}, {entangled_shapes()[3], true}};
+  if (backend_under_test() == Backend::kCuda) cases.push_back({plain, true});
+  for (const auto& [shape, has_begun] : cases) {
+    const Oracles oracles(shape);
+    run_ranks(shape.num_ranks, [&](Rank& rank) {
+      const pid_t victim = process_of(kVictim, rank);
+      Buffer buffer(rank.communicator(), masking(shape, kLimit));
+      Party party(rank, oracles, buffer);
+      party.run(buffer);
+      rank.barrier();
+      if (rank.index() == kVictim) {
+        Exchange& exchange = party.exchange();
+        if (has_begun) exchange.dispatch(buffer);
+        ::raise(SIGSTOP);
+        rank.expect_error(ErrorCode::kMasked, {"rank 1 has been masked"}, [&] {
+          if (!has_begun) exchange.dispatch(buffer);
+          exchange.finish_dispatch();
+          rank.settle(buffer);
+        });
+      } else {
+        while (!is_stopped(victim)) std::this_thread::sleep_for(1ms);
+        for (int pair = 0; pair < 3; ++pair) {
+          const Present present = party.run(buffer);
+          rank.expect(!present[kVictim], "the victim takes no part");
+        }
+        const std::optional<Error> loss = buffer.last_loss();
+        rank.expect(loss && loss->peer() == kVictim && loss->code() == ErrorCode::kTimeout,
+                    "why the victim is not there");
+        if (rank.index() == 0) ::kill(victim, SIGCONT);
+      }
+      rank.barrier();
+      expect_return(rank, buffer, [&]() -> bool { return party.run(buffer)[kVictim]; });
+      rank.barrier();
+    });
   }
 }
 

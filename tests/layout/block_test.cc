@@ -51,6 +51,7 @@ std::vector<Range> all_ranges(const Block& block) {
   add_word(block.doorbell());
   for (int rank = 0; rank < capacity.num_ranks; ++rank) add_word(block.roster(rank));
   add_word(block.stop());
+  add_word(block.at_work());
   for (int half = 0; half < kNumHalves; ++half) {
     const auto add = [&](std::int64_t begin, std::int64_t bytes) {
       if (bytes > 0) ranges.emplace_back(begin, begin + bytes);

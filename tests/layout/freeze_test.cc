@@ -42,6 +42,7 @@ static_assert(make_word(0x12345678, 0x9abcdef0) == 0x123456789abcdef0ULL);
 static_assert(encode(Header{Operation::kDispatch, 0, 0x1234567}) == 0x21234567U);
 static_assert(encode(Header{Operation::kCombine, 1, 0xfffffff}) == 0x5fffffffU);
 static_assert(kRosterMasked == 1 && kRosterPending == 2 && kRosterLost == 4);
+static_assert(kHalted == 1U << 24);
 // The membership board of three ranks.
 static_assert(number(Status::kAcked) == 0 && number(Status::kFinishedEven) == 1 &&
               number(Status::kFinishedOdd) == 2 && number(Status::kAt) == 3 &&
@@ -49,7 +50,7 @@ static_assert(number(Status::kAcked) == 0 && number(Status::kFinishedEven) == 1 
               number(Status::kKnocks) == 6 && number(Status::kLeft) == 7 &&
               number(Status::kIncarnation) == 8 && number(Status::kProcess) == 9 &&
               number(Status::kStartTime) == 10 && number(Status::kNamespace) == 11 &&
-              number(Status::kMet) == 12 && number(Status::kAtRest) == 13);
+              number(Status::kMet) == 12 && number(Status::kSettled) == 13);
 static_assert(kNumViews == 8 && kCauseBytes == 1024);
 static_assert(Board(3).decision() == 0 && Board(3).status(0, Status::kAt) == 128 + 24);
 static_assert(Board(3).view_words() == 2 + 1 + 1 + 2 + 1 + 128);
@@ -99,7 +100,8 @@ static_assert(kBlock.count(1, 2, 4) == 640 + 8 * (5 * 5 + 4));
 static_assert(kBlock.doorbell() == 896);
 static_assert(kBlock.roster(0) == 1024 && kBlock.roster(2) == 1024 + 16);
 static_assert(kBlock.stop() == 1024 + 24);
-static_assert(kBlock.control_bytes() == 1152);
+static_assert(kBlock.at_work() == 1152);
+static_assert(kBlock.control_bytes() == 1280);
 static_assert(kBlock.view_sources(0) == 4096 && kBlock.view_rows(0) == 4096 + 128);
 static_assert(kBlock.combine_rows(0) == 8192);
 static_assert(kBlock.view_sources(1) == 12288 && kBlock.view_rows(1) == 12288 + 128);

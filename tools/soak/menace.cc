@@ -55,9 +55,7 @@ void Menace::hold(int rank, pid_t process) {
   const auto limit = std::chrono::duration_cast<milliseconds>(plan_.options.timeout);
   const milliseconds duration = limit / 4 + limit * static_cast<int>(random() % 8) / 4;
   victim.faulted = true;
-  // A process that is stopped cannot say that its kernels are at rest: the others would have to
-  // give up.
-  if (plan_.options.launch == Launch::kThreads || plan_.options.backend == Backend::kCuda) {
+  if (plan_.options.launch == Launch::kThreads) {
     ++ledger_.delayed;
     victim.nap_ms = static_cast<int>(duration.count());
     return;

@@ -111,7 +111,11 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void look_after_kernels();
   void take_notes(LateRanks::Time now);
   void mask_late(LateRanks::Time now);
+  [[nodiscard]] std::uint32_t load_at_work(int rank);
+  void halt(int rank);
+  [[nodiscard]] bool is_at_rest(int rank);
   [[nodiscard]] bool come_to_rest();
+  void bring_to_rest(int rank, const runtime::Context& context);
   void resume();
   [[nodiscard]] layout::Epoch settle_announcements(int rank);
   void copy_announcement(int holder, int parity, int source, cudaMemcpyKind kind);
@@ -175,7 +179,6 @@ class CudaBuffer final : public runtime::BackendBuffer {
   std::optional<LateRanks> late_;
   std::uint32_t judged_by_ = 0;  // the view by which it was last looked who is late
   bool says_it_waits_ = false;   // on the board
-  bool at_rest_ = false;         // and has said so
   // Across hosts, numbers of decisions: of the loss for which this rank has told its holdings last,
   // and when; of the settlement that it goes by.
   std::uint32_t told_losses_ = 0;

@@ -18,7 +18,7 @@ using layout::Word;
 // of one on another host since the view was adopted (Roster::adopt), and what has come is copied.
 Holding CudaBuffer::holding_of(int lost) {
   roster_->look({});
-  if (peers_->block(lost) != nullptr) roster_->await_rest(lost, {});
+  if (peers_->block(lost) != nullptr) bring_to_rest(lost, {});
   Holding holding;
   const Announcement words = staged_announcement(plan_.rank);
   for (int parity = 0; parity < 2; ++parity) {

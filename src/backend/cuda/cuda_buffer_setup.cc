@@ -306,6 +306,7 @@ void CudaBuffer::fill_control(layout::Epoch before) {
         layout::make_word(plan_.options.first_epoch,
                           roster_->is_active(rank) ? 0 : layout::kRosterMasked);
   }
+  control[static_cast<std::size_t>(plan_.block.at_work()) / sizeof(layout::Word)] = 0;
   check_cuda(cudaMemcpy(block_.get(), control.data(), control.size() * sizeof(layout::Word),
                         cudaMemcpyHostToDevice),
              "cudaMemcpy");

@@ -1,7 +1,8 @@
 // Masking ranks that miss the timeout, in the middle of operations (docs/failures.md). A kernel
 // that waits cannot look at the board: it says in pinned memory for whom it waits, and a thread of
-// this buffer reads that, has the rank masked, and tells the kernels of all who go on. The lost
-// rank's own thread halts its kernels first, so that none of them writes to anybody any more.
+// this buffer reads that, has the rank masked, and tells the kernels of all who go on. Before that
+// it halts the lost rank's kernels, so that none of them writes to anybody any more; the rank's own
+// process may be stopped.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -31,7 +32,7 @@ std::chrono::nanoseconds note_interval(std::chrono::nanoseconds timeout) {
 // Pinned memory. The announcements of one lost rank, as they lie in the blocks of others, follow.
 struct CudaBuffer::Shared {
   layout::Word waits[kMaxRanks];  // what this rank's kernels note, by rank
-  std::uint8_t halt;              // what the top byte of at_work is set to
+  std::uint8_t halt;              // what the top byte of a count of blocks at work is set to
 };
 
 void CudaBuffer::allocate_watch() {
@@ -74,7 +75,7 @@ void CudaBuffer::watch(const std::stop_token& stop) {
         roster_->fail(error);
       }
       // Unmapping waits for kernels at work, which may need this thread: not while there are any.
-      if (peers_->has_stale() && load_state().at_work == 0) stale = peers_->take_stale();
+      if (peers_->has_stale() && load_at_work(plan_.rank) == 0) stale = peers_->take_stale();
     } catch (const Error& error) {
       // Nobody can be told; the kernels' waits end by themselves.
       std::fprintf(stderr, "tandem: %s\n", error.what());
@@ -91,7 +92,10 @@ void CudaBuffer::look_after_kernels() {
     return roster_->fail(Error(failure->info, failure->message));
   }
   if (!roster_->is_active(plan_.rank)) {
-    if (roster_->view().lost[plan_.rank] && !at_rest_) static_cast<void>(come_to_rest());
+    // Those on other hosts cannot.
+    const std::uint32_t generation = roster_->view().generation;
+    const bool is_news = std::exchange(judged_by_, generation) != generation;
+    if (is_news && roster_->view().lost[plan_.rank]) halt(plan_.rank);
     return;
   }
   if (has_door()) roster_->meet_waiting();
@@ -176,32 +180,53 @@ void CudaBuffer::mask_late(LateRanks::Time now) {
   roster_->look({});
 }
 
-// Halts what this rank has launched and will launch, and waits until none of it is at work, so that
-// nothing of it writes to peers any more. False: something does not end.
-bool CudaBuffer::come_to_rest() {
-  auto* const at_work = reinterpret_cast<std::byte*>(&view_.state->at_work);
-  // The top byte alone, as blocks count in the others meanwhile.
-  shared_->halt = 1;
-  static_assert(kHalted == 1U << 24);
-  copy_words(at_work + 3, &shared_->halt, 1);
+std::uint32_t CudaBuffer::load_at_work(int rank) {
+  check_cuda(cudaMemcpyAsync(&staging_word(), peers_->block(rank) + plan_.block.at_work(),
+                             sizeof(layout::Word), cudaMemcpyDeviceToHost, side_stream_),
+             "cudaMemcpyAsync");
   finish_copies();
-  const auto deadline =
-      runtime::Deadline::after(std::chrono::ceil<std::chrono::milliseconds>(plan_.options.timeout));
-  do {
-    if (load_state().at_work == kHalted) {
-      roster_->tell_at_rest(true);
-      at_rest_ = true;
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  } while (!deadline.passed());
-  return false;
+  return layout::value_of(staging_word());
 }
 
-// Before kernels may be launched again.
+// What `rank` has launched and will launch is to end, whatever its host does.
+void CudaBuffer::halt(int rank) {
+  // The top byte alone, as blocks count in the others meanwhile.
+  shared_->halt = 1;
+  static_assert(layout::kHalted == 1U << 24);
+  copy_words(peers_->block(rank) + plan_.block.at_work() + 3, &shared_->halt, 1);
+  finish_copies();
+}
+
+// Nothing of `rank`, which is halted, is at work, so nothing of it writes to peers any more.
+bool CudaBuffer::is_at_rest(int rank) { return load_at_work(rank) == layout::kHalted; }
+
+// Halts this rank and waits until it is at rest. False: something does not end.
+bool CudaBuffer::come_to_rest() {
+  halt(plan_.rank);
+  const auto deadline =
+      runtime::Deadline::after(std::chrono::ceil<std::chrono::milliseconds>(plan_.options.timeout));
+  while (!is_at_rest(plan_.rank)) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+// Until a lost rank of this host is at rest: what it was writing to is about to be read, and used
+// again. The block of a process that has ended is nobody's any more.
+void CudaBuffer::bring_to_rest(int rank, const Context& context) {
+  const auto is_gone = [&] { return roster_->gone(rank).has_value(); };
+  if (is_gone()) return;
+  halt(rank);
+  roster_->await_end_of_writes(rank, context, [&] { return is_gone() || is_at_rest(rank); });
+}
+
+// Before kernels may be launched again. Whoever would halt this rank by an older view has been
+// waited for.
 void CudaBuffer::resume() {
-  roster_->tell_at_rest(false);
-  at_rest_ = false;
+  staging_word() = 0;
+  copy_words(own_block() + plan_.block.at_work(), &staging_word(), sizeof(layout::Word));
+  finish_copies();
   late_->forget();
   std::fill_n(shared_->waits, plan_.num_ranks, 0);
 }
@@ -225,7 +250,7 @@ void CudaBuffer::copy_announcement(int holder, int parity, int source, cudaMemcp
 // announced nothing to anybody.
 layout::Epoch CudaBuffer::settle_announcements(int rank) {
   const layout::Epoch near = roster_->view().from[rank] - 1;
-  roster_->await_rest(rank, {.operation = Operation::kNone, .epoch = near});
+  bring_to_rest(rank, {.operation = Operation::kNone, .epoch = near});
   const std::span<const int> holders = roster_->active();
   std::vector<Announcement> announcements;
   for (const int holder : holders) announcements.push_back(staged_announcement(holder));

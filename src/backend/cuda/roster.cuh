@@ -22,11 +22,11 @@ __device__ inline void list_peers(const BufferView& buffer, std::byte** peers) {
 }
 
 // Where hosts watch, every block counts itself in before it writes to peers, and out when it has
-// ended: the host of a rank that has been masked halts it and knows that nothing of it is at work
-// any more when the count is zero. Count and order to halt are one word, which has one order of
-// changes: whoever counts itself in later than the order has it in the word that it changes.
-__device__ __forceinline__ std::uint32_t begin_work(DeviceState& state) {
-  return ptx::increment_relaxed_gpu(&state.at_work) & kHalted;
+// ended: a host halts a rank that has been lost and knows that nothing of it is at work any more
+// when the count is zero. Count and order to halt are one word, which has one order of changes:
+// whoever counts itself in later than the order has it in the word that it changes.
+__device__ __forceinline__ std::uint32_t* count_at_work(const BufferView& buffer) {
+  return reinterpret_cast<std::uint32_t*>(buffer.blocks[buffer.rank] + buffer.block.at_work());
 }
 
 // By all threads. The fence is for peers' hosts: what this block has written comes before.
@@ -34,7 +34,7 @@ static __device__ __noinline__ void end_work(const BufferView& buffer) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   ptx::fence(buffer.across_devices != 0);
-  ptx::decrement_relaxed_gpu(&buffer.state->at_work);
+  ptx::decrement_relaxed_gpu(count_at_work(buffer));
 }
 
 // Lives from before a block's first look until it ends, whichever way.
@@ -67,7 +67,9 @@ class FirstLook {
     }
     if (thread == kFailedThread) {
       found_ |= ptx::load_relaxed(&buffer.state->failed);
-      if constexpr (kWatched) found_ |= begin_work(*buffer.state);
+      if constexpr (kWatched) {
+        found_ |= ptx::increment_relaxed_gpu(count_at_work(buffer)) & layout::kHalted;
+      }
     }
   }
 

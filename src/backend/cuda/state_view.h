@@ -38,9 +38,6 @@ TANDEM_HOST_DEVICE constexpr layout::Word wait_note(layout::Epoch epoch, std::ui
   return layout::make_word(epoch, 1U << 16 | phase << 8 | operation);
 }
 
-// The host writes the top byte of `at_work` alone, while blocks count themselves in the others.
-inline constexpr std::uint32_t kHalted = 1U << 24;
-
 struct DeviceState {
   // Read by every block at its start, moved on by the last one of the kernel to be done.
   alignas(128) PhaseCounter send;
@@ -57,8 +54,6 @@ struct DeviceState {
   alignas(128) std::uint32_t written = 0;
   std::uint64_t requests = 0;
   alignas(128) HalfState half[2];
-  // If watched: blocks at work, and whether they are to be the last (kHalted).
-  alignas(128) std::uint32_t at_work = 0;
   Watch watch;
 };
 

@@ -47,12 +47,13 @@ __device__ __forceinline__ layout::Word load_word(const std::byte* own, std::int
 }
 
 // Have operations failed, here or elsewhere, so that nothing may be sent and nobody be waited for?
-// Peers' hosts write the stop word; one of before the last recovery may come late.
+// Peers' hosts write the stop word, of which one of before the last recovery may come late, and
+// halt whom they have lost.
 __device__ __forceinline__ bool is_halted(const BufferView& buffer, const std::byte* own) {
   const DeviceState& state = *buffer.state;
   const layout::Word stop = load_word(own, buffer.block.stop());
   return ptx::load_relaxed(&state.failed) != 0 ||
-         (ptx::load_relaxed(&state.at_work) & kHalted) != 0 ||
+         (layout::value_of(load_word(own, buffer.block.at_work())) & layout::kHalted) != 0 ||
          (layout::value_of(stop) != 0 &&
           !layout::has_reached(state.recovered, layout::epoch_of(stop)));
 }
