@@ -3,14 +3,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
-#include <cstring>
 #include <fstream>
 #include <thread>
 
 #include "support/compare.h"
 #include "support/exchange.h"
 #include "support/party.h"
+#include "support/shared.h"
 
 namespace tandem::test {
 namespace {
@@ -410,15 +411,6 @@ bool is_stopped(pid_t process) {
   return line.find(") T ") != std::string::npos;
 }
 
-pid_t process_of(int index, const Rank& rank) {
-  const pid_t own = ::getpid();
-  const auto bytes = std::as_bytes(std::span(&own, 1));
-  const auto all = rank.communicator().all_gather(bytes);
-  pid_t process = 0;
-  std::memcpy(&process, all[index].data(), sizeof process);
-  return process;
-}
-
 // A process that is stopped does nothing, whatever others ask of it; but what it has launched on a
 // GPU goes on.
 TEST(Masks, StoppedProcessIsMaskedAndComesBack) {
@@ -432,8 +424,9 @@ TEST(Masks, StoppedProcessIsMaskedAndComesBack) {
   if (backend_under_test() == Backend::kCuda) cases.push_back({plain, true});
   for (const auto& [shape, has_begun] : cases) {
     const Oracles oracles(shape);
+    const Shared<std::atomic<pid_t>> victim;
     run_ranks(shape.num_ranks, [&](Rank& rank) {
-      const pid_t victim = process_of(kVictim, rank);
+      if (rank.index() == kVictim) *victim = ::getpid();
       Buffer buffer(rank.communicator(), masking(shape, kLimit));
       Party party(rank, oracles, buffer);
       party.run(buffer);
@@ -448,7 +441,7 @@ TEST(Masks, StoppedProcessIsMaskedAndComesBack) {
           rank.settle(buffer);
         });
       } else {
-        while (!is_stopped(victim)) std::this_thread::sleep_for(1ms);
+        while (!is_stopped(*victim)) std::this_thread::sleep_for(1ms);
         for (int pair = 0; pair < 3; ++pair) {
           const Present present = party.run(buffer);
           rank.expect(!present[kVictim], "the victim takes no part");
@@ -456,7 +449,7 @@ TEST(Masks, StoppedProcessIsMaskedAndComesBack) {
         const std::optional<Error> loss = buffer.last_loss();
         rank.expect(loss && loss->peer() == kVictim && loss->code() == ErrorCode::kTimeout,
                     "why the victim is not there");
-        if (rank.index() == 0) ::kill(victim, SIGCONT);
+        if (rank.index() == 0) ::kill(*victim, SIGCONT);
       }
       rank.barrier();
       expect_return(rank, buffer, [&]() -> bool { return party.run(buffer)[kVictim]; });

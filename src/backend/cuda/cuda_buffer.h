@@ -87,7 +87,7 @@ class CudaBuffer final : public runtime::BackendBuffer {
   void await_last_call();
   [[nodiscard]] DeviceState load_state();
   [[nodiscard]] DeviceState first_state(layout::Epoch epoch, std::uint32_t generation) const;
-  [[nodiscard]] std::vector<layout::Word> read_words(const void* from);  // one of each rank
+  [[nodiscard]] std::vector<layout::Word> read_words(const void* from, int num_words);
   [[nodiscard]] std::vector<layout::Word> read_roster();
   [[nodiscard]] layout::Word pending_word(int rank) const;
   void tell_change(int rank, const runtime::Context& next);

@@ -73,17 +73,17 @@ DeviceState CudaBuffer::first_state(layout::Epoch epoch, std::uint32_t generatio
   return state;
 }
 
-std::vector<layout::Word> CudaBuffer::read_words(const void* from) {
-  const auto num_ranks = static_cast<std::size_t>(plan_.num_ranks);
-  check_cuda(cudaMemcpyAsync(staging_->words, from, num_ranks * sizeof(layout::Word),
-                             cudaMemcpyDeviceToHost, side_stream_),
-             "cudaMemcpyAsync");
+std::vector<layout::Word> CudaBuffer::read_words(const void* from, int num_words) {
+  const auto size_bytes = static_cast<std::size_t>(num_words) * sizeof(layout::Word);
+  check_cuda(
+      cudaMemcpyAsync(staging_->words, from, size_bytes, cudaMemcpyDeviceToHost, side_stream_),
+      "cudaMemcpyAsync");
   finish_copies();
-  return {staging_->words, staging_->words + num_ranks};
+  return {staging_->words, staging_->words + num_words};
 }
 
 std::vector<layout::Word> CudaBuffer::read_roster() {
-  return read_words(own_block() + plan_.block.roster(0));
+  return read_words(own_block() + plan_.block.roster(0), plan_.num_ranks);
 }
 
 layout::Word CudaBuffer::pending_word(int rank) const {
@@ -405,8 +405,8 @@ std::vector<bool> CudaBuffer::participants_of(const runtime::DispatchCall& dispa
     noted[rank] = layout::takes_part(words[rank], epoch);
   }
   if (!is_watched()) return noted;
-  const std::vector<layout::Word> absent =
-      read_words(watch_view_.absent + std::ptrdiff_t{dispatch.half} * plan_.num_ranks);
+  const std::vector<layout::Word> absent = read_words(
+      watch_view_.absent + std::ptrdiff_t{dispatch.half} * plan_.num_ranks, plan_.num_ranks);
   for (int rank = 0; rank < plan_.num_ranks; ++rank) {
     if (absent[rank] == layout::make_word(epoch, 1)) noted[rank] = false;
   }

@@ -92,7 +92,7 @@ void CudaBuffer::look_after_kernels() {
     return roster_->fail(Error(failure->info, failure->message));
   }
   if (!roster_->is_active(plan_.rank)) {
-    // Those on other hosts cannot.
+    // Its peers halt it too, but for those on other hosts.
     const std::uint32_t generation = roster_->view().generation;
     const bool is_news = std::exchange(judged_by_, generation) != generation;
     if (is_news && roster_->view().lost[plan_.rank]) halt(plan_.rank);
@@ -181,11 +181,7 @@ void CudaBuffer::mask_late(LateRanks::Time now) {
 }
 
 std::uint32_t CudaBuffer::load_at_work(int rank) {
-  check_cuda(cudaMemcpyAsync(&staging_word(), peers_->block(rank) + plan_.block.at_work(),
-                             sizeof(layout::Word), cudaMemcpyDeviceToHost, side_stream_),
-             "cudaMemcpyAsync");
-  finish_copies();
-  return layout::value_of(staging_word());
+  return layout::value_of(read_words(peers_->block(rank) + plan_.block.at_work(), 1).front());
 }
 
 // What `rank` has launched and will launch is to end, whatever its host does.
